@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what a user hands in; each error says what was given, what was needed and what to type."""
+
+import difflib
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+def check_key(key: object) -> None:
+    """Refuse anything that is not one typed random key."""
+    if isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+        return
+    given = f"an array of dtype {key.dtype} and shape {key.shape}" if isinstance(key, Array) else repr(key)
+    raise TypeError(
+        f"`key` was given as {given}. One typed random key was needed. Write `key=jax.random.key(0)`."
+    )
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> None:
+    """Refuse a count that is not an integer or is too small."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+        return
+    raise ValueError(
+        f"`{name}` was given as {value!r}. An integer of at least {least} was needed. "
+        f"Write for example `{name}={max(least, 100)}`."
+    )
+
+
+def check_name(kind: str, name: str, valid: Iterable[str]) -> None:
+    """Refuse an unknown name, and offer the nearest valid ones."""
+    valid = list(valid)
+    if name in valid:
+        return
+    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.4) or valid
+    raise ValueError(
+        f"The {kind} {name!r} is not known. One of {', '.join(valid)} was needed. "
+        f"Did you mean {' or '.join(repr(n) for n in near)}?"
+    )
+
+
+def check_finite(name: str, value: Array) -> None:
+    """Refuse an array with NaN or infinite entries."""
+    bad = int(jnp.sum(~jnp.isfinite(value)))
+    if bad:
+        raise ValueError(
+            f"`{name}` was given with {bad} NaN or infinite entries out of {value.size}. "
+            f"Finite numbers were needed. Drop or impute those rows first, for example with "
+            f"`rows = jnp.isfinite({name}).reshape(len({name}), -1).all(axis=1)`."
+        )

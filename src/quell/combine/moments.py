@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exponential averages of the second moments of base gradient and variates.
+
+Everything here is arrays: the joint matrix of inner products has the base gradient as row and column 0 and
+the variates after it.
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Joint = Float[Array, "joint joint"]
+
+
+class Moments(eqx.Module):
+    r"""Second moments: \(E\,C^\top C\), \(E\,C^\top h\) and \(E\,h^\top h\)."""
+
+    gram: Float[Array, "variate variate"]
+    cross: Float[Array, "variate"]
+    base: Float[Array, ""]
+
+    @classmethod
+    def from_joint(cls, joint: Joint) -> "Moments":
+        """Split the joint matrix of inner products."""
+        return cls(joint[1:, 1:], joint[1:, 0], joint[0, 0])
+
+
+class MomentState(eqx.Module):
+    r"""What has been seen: \(\sum_s \gamma(1-\gamma)^{t-s} E_s\), and the same sum of ones.
+
+    Args:
+        total: decayed sum of joint moments.
+        mass: decayed sum of the weights, entry by entry, because a variate that was dropped at a step
+            leaves no trace there. Their ratio is the bias-corrected average.
+    """
+
+    total: Joint
+    mass: Joint
+
+
+def init_moments(num_variates: int, dtype: jnp.dtype) -> MomentState:
+    """Nothing seen yet."""
+    zeros = jnp.zeros((num_variates + 1, num_variates + 1), dtype)
+    return MomentState(zeros, zeros)
+
+
+def observe(state: MomentState, joint: Joint, *, decay: float) -> MomentState:
+    r"""Take in the moments of one step, \(\bar E_t = (1-\gamma)\bar E_{t-1} + \gamma \hat E_t\).
+
+    Args:
+        state: of the steps before.
+        joint: inner products of this step's base gradient and variates; rows that are not finite are left out.
+        decay: \(\gamma\).
+
+    References: Geffner & Domke (2018), section 4.2.
+    """
+    usable = finite_rows(joint)
+    both = usable[:, None] & usable
+    total = (1.0 - decay) * state.total + decay * jnp.where(both, joint, 0.0)
+    mass = (1.0 - decay) * state.mass + decay * both
+    return MomentState(total, mass)
+
+
+def averages(state: MomentState) -> Moments:
+    """The bias-corrected averages; zero where nothing was seen."""
+    joint = state.total / jnp.where(state.mass > 0, state.mass, 1.0)
+    return Moments.from_joint(joint)
+
+
+def effective_samples(state: MomentState, *, num_units: int, decay: float) -> Float[Array, ""]:
+    r"""\(M_\mathrm{eff} = B \sum_{t=1}^{T} (1-\gamma)^t\) for \(B\) independent units a step.
+
+    The sum is \((1-\gamma)/\gamma\) times the mass \(1 - (1-\gamma)^T\) that the average carries already.
+    """
+    return num_units * (1.0 - decay) / decay * state.mass[0, 0]
+
+
+def finite_rows(joint: Joint) -> Bool[Array, "joint"]:
+    """Which rows are usable: those whose own squared norm and product with the base gradient are finite."""
+    own = jnp.isfinite(jnp.diagonal(joint))
+    return own & (jnp.isfinite(joint[:, 0]) | ~own[0])

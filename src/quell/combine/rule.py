@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule: lagged weights from exponentially averaged moments."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from quell.combine.moments import MomentState, averages, effective_samples, init_moments, observe
+from quell.combine.prior import NormalWishart, isotropic
+from quell.combine.solve import solve
+
+
+class Rule(eqx.Module):
+    r"""How the weights of the variates are learned.
+
+    `weights` sees only the moments of earlier steps, so that the combined gradient stays unbiased;
+    `observe` takes in those of the current one.
+
+    Args:
+        decay: \(\gamma\) of the exponential averages, between 0 and 1.
+        v0: strength of the belief that variates are useless, in units of the gradient of the ELBO a
+            datum; 0 trusts the averages fully.
+        prior: a general prior in place of \(v_0 I\).
+
+    References: Geffner & Domke (2018), section 4.
+    """
+
+    decay: float = 0.02
+    v0: float = 1e-3
+    prior: NormalWishart | None = None
+
+    def __check_init__(self) -> None:
+        """Refuse a decay or a strength outside their range."""
+        if isinstance(self.decay, int | float) and not 0 < self.decay < 1:
+            raise ValueError(
+                f"`decay` was given as {self.decay}. A number between 0 and 1 was needed. "
+                "Write for example `Rule(decay=0.02)`."
+            )
+        if isinstance(self.v0, int | float) and not self.v0 >= 0:
+            raise ValueError(
+                f"`v0` was given as {self.v0}. A number of at least 0 was needed. "
+                "Write for example `Rule(v0=1e-3)`."
+            )
+
+    def init(self, num_variates: int, dtype: jnp.dtype) -> MomentState:
+        """Nothing seen yet; the first weights are zero."""
+        return init_moments(num_variates, dtype)
+
+    def weights(self, state: MomentState, *, num_units: int, num_params: int) -> Float[Array, "variate"]:
+        """Weights from the moments of earlier steps.
+
+        Args:
+            state: it must not have seen the draw that is to be weighted.
+            num_units: independent units a step.
+            num_params: length of the gradient.
+        """
+        average = averages(state)
+        num_variates = average.cross.shape[0]
+        if num_variates == 0:
+            return average.cross
+        prior = self.prior or isotropic(
+            self.v0, num_params=num_params, num_variates=num_variates, dtype=average.cross.dtype
+        )
+        return solve(prior, average, effective_samples(state, num_units=num_units, decay=self.decay))
+
+    def observe(self, state: MomentState, joint: Float[Array, "joint joint"]) -> MomentState:
+        """Take in the inner products of the current step."""
+        return observe(state, joint, decay=self.decay)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ways to turn a term into a random gradient."""
+
+from quell.estimators.base import AbstractEstimator as AbstractEstimator
+from quell.estimators.closed_form import ClosedForm as ClosedForm
+from quell.estimators.reparameterization import Reparameterization as Reparameterization
+from quell.estimators.score_function import ScoreFunction as ScoreFunction

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What turns a term into a random gradient."""
+
+from abc import abstractmethod
+
+import equinox as eqx
+
+from quell.evaluation import Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.terms import AbstractTerm
+
+
+class AbstractEstimator(eqx.Module):
+    """A way to estimate a term from a draw.
+
+    Law: the expectation over the draw is the term, exactly, for every term that is not refused.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """A short name, for tables and for the names of variates."""
+
+    @abstractmethod
+    def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
+        """Why this term cannot be estimated so; `None` if it can."""
+
+    @abstractmethod
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+        """One gradient a replicate."""
+
+
+def refuses_transport(problem: Problem, transport: str | None) -> str | None:
+    """Why a named transport is not to be had; `None` if it is."""
+    valid = problem.family.transports
+    if transport is None and valid or transport in valid:
+        return None
+    offered = ", ".join(repr(name) for name in valid) or "none"
+    return f"{type(problem.family).__name__} has no transport {transport!r} (it has {offered})"
+
+
+def default_transport(evaluation: Evaluation, transport: str | None) -> str:
+    """The named transport, or the family's first."""
+    return transport or evaluation.problem.family.transports[0]
+
+
+def suffix(transport: str | None, *, full_data: bool) -> str:
+    """What distinguishes estimators of one kind, in brackets."""
+    words = [word for word in (transport, "all" if full_data else None) if word]
+    return f"[{','.join(words)}]" if words else ""

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reparameterization estimator."""
+
+from quell.estimators.base import AbstractEstimator, default_transport, refuses_transport, suffix
+from quell.evaluation import Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.terms import AbstractTerm
+
+
+class Reparameterization(AbstractEstimator):
+    r"""\(\nabla_w f(T_w(\epsilon))\) through a transport \(T_w\) from noise to latent.
+
+    Args:
+        transport: its name; the family's first by default. For a full-rank Gaussian `"cholesky"` is the
+            paper's RP1 and `"symmetric"` its RP2.
+        full_data: evaluate \(f\) on all data instead of the minibatch.
+
+    Bias: none.
+    Cost: one gradient of \(f\) a replicate; `"symmetric"` adds one eigendecomposition a step.
+
+    References: Geffner & Domke (2018), equation 4; Kingma & Welling (2014).
+    """
+
+    transport: str | None = None
+    full_data: bool = False
+
+    @property
+    def name(self) -> str:
+        return "rp" + suffix(self.transport, full_data=self.full_data)
+
+    def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
+        return refuses_transport(problem, self.transport)
+
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+        transport = default_transport(evaluation, self.transport)
+        return Parts(paths={transport: term.grads(evaluation, transport, full_data=self.full_data)})

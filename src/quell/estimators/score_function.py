@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The score-function estimator."""
+
+from quell.estimators.base import AbstractEstimator, default_transport, refuses_transport, suffix
+from quell.evaluation import Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.terms import AbstractTerm
+
+
+class ScoreFunction(AbstractEstimator):
+    r"""\(f(Z) \nabla_w \log q_w(Z)\), also known as REINFORCE.
+
+    Args:
+        transport: the map that makes \(Z\) from noise; the family's first by default.
+        full_data: evaluate \(f\) on all data instead of the minibatch.
+
+    Bias: none.
+    Cost: one evaluation of \(f\) a replicate, no gradient of it.
+
+    References: Geffner & Domke (2018), equation 4; Ranganath et al. (2014).
+    """
+
+    transport: str | None = None
+    full_data: bool = False
+
+    @property
+    def name(self) -> str:
+        return "sf" + suffix(self.transport, full_data=self.full_data)
+
+    def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
+        return refuses_transport(problem, self.transport)
+
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+        transport = default_transport(evaluation, self.transport)
+        values = term.values(evaluation, transport, full_data=self.full_data)
+        return evaluation.particles.score(values, transport)

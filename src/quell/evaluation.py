@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One draw, seen at the current parameters: what every estimator of a step is evaluated on."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PyTree
+
+from quell.draw import Draw
+from quell.families import AbstractParticles
+from quell.problem import Problem
+
+
+class Batch(eqx.Module):
+    """Some rows of the data, or all of them.
+
+    Args:
+        rows: the data's tree with a leading axis of the rows taken.
+        is_full: whether these are all data.
+    """
+
+    rows: PyTree
+    is_full: bool = eqx.field(static=True)
+
+
+class Evaluation:
+    """One draw at the current parameters.
+
+    It lives within one traced step, so that latents, gathered rows and decompositions are shared by all
+    the estimators that ask for them.
+
+    Args:
+        problem: model and family.
+        params: of the family.
+        draw: the randomness of the step.
+    """
+
+    def __init__(self, problem: Problem, params: PyTree, draw: Draw) -> None:
+        """Carry the noise to particles of the family."""
+        self.problem, self.params, self.draw = problem, params, draw
+        self.particles: AbstractParticles = problem.family.particles(params, draw.noise)
+        self._latents: dict[str, Float[Array, "sample latent"]] = {}
+
+    def latents(self, transport: str) -> Float[Array, "sample latent"]:
+        """The latents under a transport."""
+        if transport not in self._latents:
+            self._latents[transport] = self.particles.latents(transport)
+        return self._latents[transport]
+
+    @functools.cached_property
+    def _minibatch(self) -> Batch:
+        data, index = self.problem.model.data, self.draw.index
+        if index is None:
+            return Batch(data, is_full=True)
+        return Batch(jax.tree.map(lambda x: x[index], data), is_full=False)
+
+    def has_batch_axis(self, *, full_data: bool) -> bool:
+        """Whether each replicate sees data of its own."""
+        return not full_data and self.draw.index is not None and self.draw.index.ndim == 2
+
+    def map_batches(self, function: Callable[[Batch], Any], *, full_data: bool) -> Any:
+        """Apply a function of a batch: once where all replicates see the same data, else to each."""
+        batch = Batch(self.problem.model.data, is_full=True) if full_data else self._minibatch
+        return jax.vmap(function)(batch) if self.has_batch_axis(full_data=full_data) else function(batch)
+
+    def map(self, function: Callable[[Array, Batch], Any], transport: str, *, full_data: bool) -> Any:
+        """Apply a function of one latent and one batch to each replicate."""
+        batch = Batch(self.problem.model.data, is_full=True) if full_data else self._minibatch
+        axis = 0 if self.has_batch_axis(full_data=full_data) else None
+        return jax.vmap(function, in_axes=(0, axis))(self.latents(transport), batch)

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a variational family offers: a distribution, and the algebra of its factored gradients."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell.parts import Parts
+from quell.quadratic import Quadratic
+
+
+class AbstractFamily(eqx.Module):
+    r"""A family of distributions \(q_w\) over a flat latent; `params` is \(w\), any tree of arrays."""
+
+    dim: eqx.AbstractVar[int]
+
+    @property
+    @abstractmethod
+    def transports(self) -> tuple[str, ...]:
+        """Names of the maps from noise to latent; the first is the default."""
+
+    @property
+    @abstractmethod
+    def num_params(self) -> int:
+        """Number of free parameters."""
+
+    @abstractmethod
+    def init(self, *, dtype: Any = None) -> PyTree:
+        """Parameters to start from: mean zero, scale one, unless the family was told otherwise."""
+
+    @abstractmethod
+    def noise(self, key: Key[Array, ""], num: int, dtype: Any) -> Float[Array, "sample noise"]:
+        """Base noise for `num` replicates, from a distribution that does not depend on the parameters."""
+
+    @abstractmethod
+    def log_prob(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        r"""\(\log q_w(z)\)."""
+
+    @abstractmethod
+    def entropy(self, params: PyTree) -> Float[Array, ""]:
+        r"""\(-E \log q_w(Z)\), exactly."""
+
+    @abstractmethod
+    def mean(self, params: PyTree) -> Float[Array, "latent"]:
+        r"""First moment \(E Z\)."""
+
+    @abstractmethod
+    def covariance_product(
+        self, params: PyTree, rows: Float[Array, "row latent"]
+    ) -> Float[Array, "row latent"]:
+        r"""Rows times the second central moment \(\mathrm{Cov} Z\)."""
+
+    @abstractmethod
+    def particles(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "AbstractParticles":
+        """The latents of one draw, with the algebra of gradients taken there."""
+
+    def expected_quadratic(self, params: PyTree, quadratic: Quadratic) -> Float[Array, ""]:
+        r"""\(E f(Z)\) of a quadratic, through the first two moments."""
+        left, right = quadratic.curvature.factors()
+        trace = jnp.sum(left * self.covariance_product(params, right))
+        return quadratic.value(self.mean(params)) + 0.5 * trace
+
+
+class AbstractParticles(ABC):
+    """One draw from a family: its latents under each transport, and what gradients taken there need.
+
+    It lives within one traced step and keeps what was computed once (a decomposition, the latents).
+    Laws: `pullback` is the average over replicates of `dense`, and `gram` is the average over
+    replicates of the inner products of `dense`, both to rounding.
+    """
+
+    @abstractmethod
+    def latents(self, transport: str) -> Float[Array, "sample latent"]:
+        """The latents that the noise is carried to."""
+
+    @abstractmethod
+    def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
+        r"""\(\nabla_z \log q_w(z)\) at the latents of a transport."""
+
+    @abstractmethod
+    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+        r"""\(\text{weight} \cdot \nabla_w \log q_w(z)\) at the latents of a transport."""
+
+    @abstractmethod
+    def entropy_grad(self) -> Parts:
+        r"""\(\nabla_w\) of the entropy."""
+
+    @abstractmethod
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+        r"""\(\nabla_w E f(Z)\) of a quadratic, or of one quadratic a replicate (leading axis)."""
+
+    @abstractmethod
+    def dense(self, parts: Parts) -> PyTree[Float[Array, "sample ..."]]:
+        """The sample as parameter-shaped arrays with a leading replicate axis."""
+
+    @abstractmethod
+    def pullback(self, parts: Parts) -> PyTree[Float[Array, "..."]]:
+        """The average over replicates, parameter-shaped."""
+
+    @abstractmethod
+    def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+        """Inner products of samples, averaged over replicates."""
+
+    def mean_gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+        """Inner products of the averages over replicates: for replicates that are not independent."""
+        vectors = jnp.stack([_ravel(self.pullback(sample)) for sample in samples])
+        return vectors @ vectors.T
+
+
+def dense_gram(trees: Sequence[PyTree]) -> Float[Array, "variate variate"]:
+    """Average over the leading axis of inner products of dense samples."""
+    num = jax.tree.leaves(trees[0])[0].shape[0]
+    vectors = jnp.stack([_ravel(tree) for tree in trees])
+    return vectors @ vectors.T / num
+
+
+def _ravel(tree: PyTree) -> Float[Array, "flat"]:
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])

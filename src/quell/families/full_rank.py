@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The full-rank Gaussian, parameterised by its mean and a triangular scale."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell.families.base import AbstractFamily
+from quell.families.full_rank_gradient import FullRankParticles
+from quell.families.location_scale import LocationScale, diagonal_from, standard_normal
+
+
+class FullRank(AbstractFamily):
+    r"""Gaussian with any covariance \(L L^\top\); the parameters are \(\mu\) and the lower triangle of \(L\).
+
+    Transports: `cholesky`, \(z = \mu + L\epsilon\), and `symmetric`, \(z = \mu + (LL^\top)^{1/2}\epsilon\).
+
+    Args:
+        dim: length of the latent.
+        log_scale: store the logarithm of \(L\)'s diagonal (the default) or \(L\) as it is (the paper).
+        init_scale: `init` starts from this multiple of the identity.
+
+    Example:
+        >>> import quell
+        >>> quell.FullRank(3).num_params
+        9
+    """
+
+    dim: int
+    log_scale: bool = True
+    init_scale: float = 1.0
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        return ("cholesky", "symmetric")
+
+    @property
+    def num_params(self) -> int:
+        return self.dim + self.dim * (self.dim + 1) // 2
+
+    def init(self, *, dtype: Any = None) -> LocationScale:
+        start = math.log(self.init_scale) if self.log_scale else self.init_scale
+        return LocationScale(jnp.zeros(self.dim, dtype), start * jnp.eye(self.dim, dtype=dtype))
+
+    def noise(self, key: Key[Array, ""], num: int, dtype: Any) -> Float[Array, "sample latent"]:
+        return standard_normal(key, num, self.dim, dtype)
+
+    def scale_tril(self, params: PyTree) -> Float[Array, "latent latent"]:
+        r"""The matrix \(L\)."""
+        diagonal = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).value
+        return jnp.tril(params.scale, -1) + jnp.diag(diagonal)
+
+    def log_prob(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        tril = self.scale_tril(params)
+        white = solve_triangular(tril, z - params.loc, lower=True)
+        return -0.5 * self.dim * math.log(2 * math.pi) - _log_det(tril) - 0.5 * white @ white
+
+    def entropy(self, params: PyTree) -> Float[Array, ""]:
+        return 0.5 * self.dim * (1.0 + math.log(2 * math.pi)) + _log_det(self.scale_tril(params))
+
+    def mean(self, params: PyTree) -> Float[Array, "latent"]:
+        return params.loc
+
+    def covariance_product(
+        self, params: PyTree, rows: Float[Array, "row latent"]
+    ) -> Float[Array, "row latent"]:
+        tril = self.scale_tril(params)
+        return (rows @ tril) @ tril.T
+
+    def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> FullRankParticles:
+        slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).slope
+        return FullRankParticles(params.loc, self.scale_tril(params), slope, noise)
+
+
+def _log_det(tril: Float[Array, "latent latent"]) -> Float[Array, ""]:
+    return jnp.sum(jnp.log(jnp.abs(jnp.diagonal(tril))))

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The symmetric square root of a covariance, with derivatives that hold at repeated eigenvalues."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class SymmetricRoot(eqx.Module):
+    r"""\(S = (LL^\top)^{1/2}\) in its eigenbasis, \(S = U \mathrm{diag}(s) U^\top\).
+
+    The derivative solves the Lyapunov equation \(S\,dS + dS\,S = d(LL^\top)\). In the eigenbasis that is a
+    division by \(s_i + s_j > 0\), so nothing breaks where eigenvalues meet, as they do at \(L = I\),
+    where differentiating an eigendecomposition would divide by \(s_i - s_j = 0\).
+    """
+
+    tril: Float[Array, "latent latent"]
+    basis: Float[Array, "latent latent"]
+    values: Float[Array, "latent"]
+
+    @classmethod
+    def from_tril(cls, tril: Float[Array, "latent latent"]) -> "SymmetricRoot":
+        """Decompose once; the cost is one eigendecomposition."""
+        squares, basis = jnp.linalg.eigh(tril @ tril.T)
+        return cls(tril, basis, jnp.sqrt(jnp.maximum(squares, jnp.finfo(tril.dtype).tiny)))
+
+    def apply(self, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
+        r"""Rows times \(S\)."""
+        return ((rows @ self.basis) * self.values) @ self.basis.T
+
+    def solve(self, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
+        r"""Rows times \(S^{-1}\)."""
+        return ((rows @ self.basis) / self.values) @ self.basis.T
+
+    def pullback(self, outer: Float[Array, "*batch latent latent"]) -> Float[Array, "*batch latent latent"]:
+        r"""Carry a cotangent of \(S\), given in the eigenbasis, back to a full matrix cotangent of \(L\).
+
+        For \(G = U^\top g\epsilon^\top U\) it returns \(2YL\), where \(SY + YS = \mathrm{sym}(g\epsilon^\top)\).
+        """
+        symmetric = outer + jnp.swapaxes(outer, -1, -2)
+        solved = symmetric / (self.values[:, None] + self.values)
+        return self.basis @ (solved @ (self.basis.T @ self.tril))

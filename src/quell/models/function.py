@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model written as plain JAX functions on any tree of latents."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PyTree
+
+from quell.checks import check_finite
+from quell.models.base import AbstractDataExpansion, AbstractModel
+from quell.models.prior import AbstractPrior, FunctionPrior
+from quell.quadratic import Quadratic, expand_function
+
+
+class Model(AbstractModel):
+    """A model from a per-datum log-likelihood, a log-prior and data.
+
+    Args:
+        log_likelihood: `log_likelihood(latent, batch) -> [b]`, one value a datum of the batch.
+        log_prior: `log_prior(latent) -> scalar`, or a prior such as `NormalPrior()` over the flattened
+            latent, whose closed form then becomes available.
+        data: a tree of arrays that share their leading axis.
+        latent: an example of the latent: a tree of arrays (values do not matter), or the number of
+            coordinates of a flat one.
+
+    Example:
+        >>> import jax.numpy as jnp, quell
+        >>> model = quell.Model(
+        ...     lambda z, x: -0.5 * (x - z["mean"]) ** 2,
+        ...     lambda z: -0.5 * z["mean"] ** 2,
+        ...     data=jnp.arange(3.0),
+        ...     latent={"mean": jnp.zeros(())},
+        ... )
+        >>> model
+        Model(num_data=3, dim=1)
+    """
+
+    data: PyTree
+    prior: AbstractPrior
+    likelihood: Callable[[Any, Any], Array]
+    flat_latent: Float[Array, "latent"]
+    unflatten: Callable[[Array], Any] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        log_likelihood: Callable[[Any, Any], Array],
+        log_prior: Callable[[Any], Array] | AbstractPrior,
+        data: PyTree,
+        latent: PyTree | int,
+    ) -> None:
+        """Flatten the latent, and check that the data arrays belong together."""
+        example = jnp.zeros(latent) if isinstance(latent, int) else latent
+        self.flat_latent, self.unflatten = ravel_pytree(jax.tree.map(_as_float, example))
+        self.likelihood = log_likelihood
+        flat = self.unflatten
+        self.prior = (
+            log_prior if isinstance(log_prior, AbstractPrior) else FunctionPrior(lambda z: log_prior(flat(z)))
+        )
+        self.data = jax.tree.map(jnp.asarray, data)
+        _check_data(self.data)
+
+    @property
+    def dim(self) -> int:
+        return self.flat_latent.shape[0]
+
+    def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
+        return self.likelihood(self.unflatten(z), batch)
+
+    def expand(self, anchor: Float[Array, "latent"], batch: PyTree) -> Quadratic:
+        return expand_function(lambda z: jnp.sum(self.log_likelihood(z, batch)), anchor)
+
+    def data_expansion(self) -> AbstractDataExpansion | None:
+        return None
+
+    @property
+    def likelihood_is_quadratic(self) -> bool:
+        return False
+
+    def unravel(self, z: Float[Array, "latent"]) -> Any:
+        return self.unflatten(z)
+
+    def __repr__(self) -> str:
+        """Size of the model in one line."""
+        return f"Model(num_data={self.num_data}, dim={self.dim})"
+
+
+def _as_float(leaf: Any) -> Array:
+    return jnp.asarray(leaf, dtype=jnp.result_type(leaf, float))
+
+
+def _check_data(data: PyTree) -> None:
+    leaves = jax.tree.leaves(data)
+    shapes = [leaf.shape for leaf in leaves]
+    if not shapes or any(shape == () for shape in shapes) or len({shape[0] for shape in shapes}) != 1:
+        raise ValueError(
+            f"`data` was given with shapes {shapes}. Arrays that share their leading axis, one entry a "
+            "datum, were needed. Write for example `data={'x': x, 'y': y}` with `len(x) == len(y)`."
+        )
+    for leaf in leaves:
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            check_finite("data", leaf)

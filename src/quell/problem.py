@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model and a family that fit together."""
+
+import equinox as eqx
+from jaxtyping import Array, Float, PyTree
+
+from quell.families import AbstractFamily
+from quell.models import AbstractModel, LinearPredictor
+
+
+class Problem(eqx.Module):
+    """A model, and the family that is to approximate its posterior.
+
+    Args:
+        model: what is known about p.
+        family: what q may be.
+    """
+
+    model: AbstractModel
+    family: AbstractFamily
+
+    def __check_init__(self) -> None:
+        """Refuse a family of another dimension than the model's latent."""
+        if self.model.dim != self.family.dim:
+            raise ValueError(
+                f"A family over {self.family.dim} coordinates was given for a model whose latent has "
+                f"{self.model.dim}. Equal numbers were needed. Write "
+                f"`{type(self.family).__name__}(dim=model.dim)`."
+            )
+
+
+def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
+    """The ELBO without sampling, for a linear predictor with a Gaussian family and a Gaussian prior.
+
+    Under a Gaussian family each predictor is a one-dimensional Gaussian, so the data term is one
+    Gauss-Hermite quadrature a datum; prior and entropy have closed forms.
+
+    Args:
+        problem: a `LinearPredictor` with a quadratic log-prior, and a family with two moments.
+        params: of the family.
+
+    Returns:
+        The ELBO in nats, over all data.
+    """
+    model, family = problem.model, problem.family
+    mean = family.mean(params)
+    prior = model.prior.quadratic(mean)
+    if not isinstance(model, LinearPredictor) or prior is None:
+        raise TypeError(
+            f"An exact ELBO was asked of {model}. A linear predictor with a normal prior was needed. "
+            "Average the `elbo` of a fit's history instead, or build the model with "
+            "`quell.logistic_regression` or one of its siblings."
+        )
+    rows = model.data.features
+    variance = (family.covariance_product(params, rows) * rows).sum(axis=1)
+    data = model.expected_log_likelihood(rows @ mean, variance)
+    return data + family.expected_quadratic(params, prior) + family.entropy(params)

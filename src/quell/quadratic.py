@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quadratic functions of the latent, with curvature in the form that is cheapest for its source.
+
+A quadratic is the common language of closed forms: terms hand one in, families integrate it through
+their first two moments.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class AbstractCurvature(eqx.Module):
+    r"""A symmetric matrix \(H\), seen only through its products."""
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Upper bound of the rank that the form makes visible."""
+
+    @abstractmethod
+    def matmul(self, columns: Float[Array, "latent column"]) -> Float[Array, "latent column"]:
+        r"""Return \(H M\) for a matrix of columns."""
+
+    @abstractmethod
+    def diagonal(self) -> Float[Array, "latent"]:
+        r"""Return the diagonal of \(H\)."""
+
+    @abstractmethod
+    def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
+        r"""Return rows \(l_k, r_k\) with \(H = \sum_k l_k r_k^\top\)."""
+
+    @abstractmethod
+    def scale(self, factor: float) -> "AbstractCurvature":
+        r"""Return the matrix times a number."""
+
+    def matvec(self, vector: Float[Array, "latent"]) -> Float[Array, "latent"]:
+        r"""Return \(H v\)."""
+        return self.matmul(vector[:, None])[:, 0]
+
+
+class DenseCurvature(AbstractCurvature):
+    """Curvature stored as a matrix, as automatic differentiation gives it."""
+
+    matrix: Float[Array, "*batch latent latent"]
+
+    @property
+    def rank(self) -> int:
+        return self.matrix.shape[-1]
+
+    def matmul(self, columns: Float[Array, "latent column"]) -> Float[Array, "latent column"]:
+        return self.matrix @ columns
+
+    def diagonal(self) -> Float[Array, "latent"]:
+        return jnp.diagonal(self.matrix)
+
+    def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
+        return self.matrix.T, jnp.eye(self.rank, dtype=self.matrix.dtype)
+
+    def scale(self, factor: float) -> "DenseCurvature":
+        return DenseCurvature(factor * self.matrix)
+
+
+class FactoredCurvature(AbstractCurvature):
+    r"""Curvature \(\sum_k s_k x_k x_k^\top\), as a linear predictor gives it."""
+
+    rows: Float[Array, "*batch rank latent"]
+    weight: Float[Array, "*batch rank"]
+
+    @property
+    def rank(self) -> int:
+        return self.rows.shape[-2]
+
+    def matmul(self, columns: Float[Array, "latent column"]) -> Float[Array, "latent column"]:
+        return self.rows.T @ (self.weight[:, None] * (self.rows @ columns))
+
+    def diagonal(self) -> Float[Array, "latent"]:
+        return self.weight @ self.rows**2
+
+    def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
+        return self.weight[:, None] * self.rows, self.rows
+
+    def scale(self, factor: float) -> "FactoredCurvature":
+        return FactoredCurvature(self.rows, factor * self.weight)
+
+
+class DiagonalCurvature(AbstractCurvature):
+    """Curvature that is a diagonal matrix, as independent Gaussian priors give it."""
+
+    values: Float[Array, "*batch latent"]
+
+    @property
+    def rank(self) -> int:
+        return self.values.shape[-1]
+
+    def matmul(self, columns: Float[Array, "latent column"]) -> Float[Array, "latent column"]:
+        return self.values[:, None] * columns
+
+    def diagonal(self) -> Float[Array, "latent"]:
+        return self.values
+
+    def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
+        return jnp.diag(self.values), jnp.eye(self.rank, dtype=self.values.dtype)
+
+    def scale(self, factor: float) -> "DiagonalCurvature":
+        return DiagonalCurvature(factor * self.values)
+
+
+class Quadratic(eqx.Module):
+    r"""The function \(c + b^\top (z - z_0) + \tfrac12 (z - z_0)^\top H (z - z_0)\).
+
+    Args:
+        anchor: \(z_0\).
+        constant: \(c\), the value at the anchor.
+        slope: \(b\), the gradient at the anchor.
+        curvature: \(H\).
+    """
+
+    anchor: Float[Array, "*batch latent"]
+    constant: Float[Array, "*batch"]
+    slope: Float[Array, "*batch latent"]
+    curvature: AbstractCurvature
+
+    def value(self, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        """Value at `z`."""
+        step = z - self.anchor
+        return self.constant + step @ self.slope + 0.5 * step @ self.curvature.matvec(step)
+
+    def grad(self, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
+        """Gradient at `z`."""
+        return self.slope + self.curvature.matvec(z - self.anchor)
+
+    def scale(self, factor: float) -> "Quadratic":
+        """The quadratic times a number."""
+        return Quadratic(
+            self.anchor, factor * self.constant, factor * self.slope, self.curvature.scale(factor)
+        )
+
+
+def expand_function(
+    function: Callable[[Array], Array], anchor: Float[Array, "latent"]
+) -> Quadratic:
+    """Second-order Taylor expansion of any function, by automatic differentiation."""
+    constant, slope = jax.value_and_grad(function)(anchor)
+    return Quadratic(anchor, constant, slope, DenseCurvature(jax.hessian(function)(anchor)))

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a term of the ELBO's gradient offers to estimators."""
+
+from abc import abstractmethod
+
+import equinox as eqx
+from jaxtyping import Array, Float
+
+from quell.evaluation import Batch, Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.quadratic import Quadratic
+
+
+class AbstractTerm(eqx.Module):
+    r"""A gradient \(\nabla_w E_{q_w} f(Z)\), where \(f\) itself does not depend on \(w\).
+
+    An approximated term is again a term; estimators never know. Law: `grads` is the gradient of `values`
+    with respect to the latent, and `closed_form`, where it is not refused, is the exact expectation of
+    every unbiased estimator.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """One word."""
+
+    @abstractmethod
+    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+        r"""\(f\) at the latents of a transport, in nats, on the minibatches or on all data."""
+
+    @abstractmethod
+    def grads(
+        self, evaluation: Evaluation, transport: str, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
+        r"""\(\nabla_z f\) at the latents of a transport."""
+
+    @abstractmethod
+    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
+        r"""Second-order Taylor expansion of \(f\) around an anchor, on one batch."""
+
+    @abstractmethod
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+        r"""\(\nabla_w E_{q_w} f(Z)\) exactly."""
+
+    @abstractmethod
+    def refuses_closed_form(self, problem: Problem) -> str | None:
+        """Why there is no closed form; `None` if there is one."""

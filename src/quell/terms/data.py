@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data term."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from quell.evaluation import Batch, Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.quadratic import Quadratic
+from quell.terms.base import AbstractTerm
+from quell.terms.closed_form import expected_grad
+
+
+class Data(AbstractTerm):
+    r"""The data term \(g_1 = \nabla_w E_{q_w} \log p(x \mid Z)\), where a minibatch stands for all data."""
+
+    @property
+    def name(self) -> str:
+        return "data"
+
+    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+        return evaluation.map(_log_likelihood(evaluation.problem), transport, full_data=full_data)
+
+    def grads(
+        self, evaluation: Evaluation, transport: str, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
+        return evaluation.map(jax.grad(_log_likelihood(evaluation.problem)), transport, full_data=full_data)
+
+    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
+        factor = batch_factor(evaluation.problem, batch)
+        return evaluation.problem.model.expand(anchor, batch.rows).scale(factor)
+
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+        anchor = evaluation.problem.family.mean(evaluation.params)
+        return expected_grad(
+            evaluation, lambda batch: self.expand(evaluation, anchor, batch), full_data=full_data
+        )
+
+    def refuses_closed_form(self, problem: Problem) -> str | None:
+        if problem.model.likelihood_is_quadratic:
+            return None
+        return "the log-likelihood is not a quadratic in the latent"
+
+
+def batch_factor(problem: Problem, batch: Batch) -> float:
+    """How many data each datum of a batch stands for."""
+    return problem.model.num_data / jax.tree.leaves(batch.rows)[0].shape[0]
+
+
+def _log_likelihood(problem: Problem) -> Callable[[Array, Batch], Array]:
+    def scaled(z: Array, batch: Batch) -> Array:
+        return batch_factor(problem, batch) * jnp.sum(problem.model.log_likelihood(z, batch.rows))
+
+    return scaled

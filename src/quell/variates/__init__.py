@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe for control variates, and the gradient they are added to."""
+
+from quell.variates.base_gradient import BaseGradient as BaseGradient
+from quell.variates.recipe import ControlVariate as ControlVariate
+from quell.variates.recipe import score_variate as score_variate

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The base gradient: one unbiased estimator for each term of the ELBO."""
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from quell.estimators import AbstractEstimator, ClosedForm, Reparameterization
+from quell.evaluation import Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.terms import AbstractTerm, Data, Prior, Variational
+
+
+class BaseGradient(eqx.Module):
+    r"""An unbiased estimator of \(\nabla_w \mathrm{ELBO} = g_1 + g_2 - g_3\), with an estimator for each term.
+
+    Args:
+        data: for the data term.
+        prior: for the prior term.
+        variational: for the variational term.
+
+    Bias: none.
+    Cost: one gradient of the log joint a replicate with the default, which is the paper's.
+    """
+
+    data: AbstractEstimator = Reparameterization()
+    prior: AbstractEstimator = Reparameterization()
+    variational: AbstractEstimator = ClosedForm()
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why the base gradient cannot be used for a problem; `None` if it can."""
+        reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def sample(self, evaluation: Evaluation) -> Parts:
+        """One gradient of the ELBO a replicate, in nats."""
+        data, prior, variational = (
+            estimator.estimate(evaluation, term) for term, estimator in self._pairs()
+        )
+        return data + prior - variational
+
+    def elbo(self, evaluation: Evaluation) -> Float[Array, ""]:
+        """An unbiased estimate of the ELBO from the same draw, with the exact entropy."""
+        problem = evaluation.problem
+        transport = problem.family.transports[0]
+        data = Data().values(evaluation, transport, full_data=False)
+        prior = Prior().values(evaluation, transport, full_data=False)
+        return jnp.mean(data + prior) + problem.family.entropy(evaluation.params)
+
+    def _pairs(self) -> tuple[tuple[AbstractTerm, AbstractEstimator], ...]:
+        return (Data(), self.data), (Prior(), self.prior), (Variational(), self.variational)

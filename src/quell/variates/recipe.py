@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recipe: the difference of two estimators of one term, approximated or not."""
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from quell.approximations import AbstractApproximation
+from quell.estimators import AbstractEstimator, ClosedForm, ScoreFunction
+from quell.evaluation import Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.terms import AbstractTerm, Score
+
+
+class ControlVariate(eqx.Module):
+    r"""A random gradient with mean zero: \(T - T'\), two estimators of one term.
+
+    The term may be approximated first; the mean is zero however bad the approximation.
+
+    Args:
+        term: data, prior, variational or score.
+        left: the first estimator.
+        right: the second, which is subtracted.
+        approximation: of the term; `None` takes it as it is.
+        label: a name of your own; the recipe itself by default.
+
+    Bias: none: the mean is zero.
+    Cost: that of the two estimators; what they share within a step is computed once.
+
+    Example:
+        >>> import quell
+        >>> quell.ControlVariate(quell.Prior(), quell.Reparameterization(), quell.ClosedForm())
+        ControlVariate(prior: rp - cf)
+
+    References: Geffner & Domke (2018), figure 2.
+    """
+
+    term: AbstractTerm
+    left: AbstractEstimator
+    right: AbstractEstimator
+    approximation: AbstractApproximation | None = None
+    label: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The label, or the recipe in words."""
+        return self.label or self.formula
+
+    @property
+    def formula(self) -> str:
+        """The recipe in words: `term: left - right`."""
+        term = self.term.name
+        inside = term if self.approximation is None else f"{self.approximation.name}({term})"
+        return f"{inside}: {self.left.name} - {self.right.name}"
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why the recipe cannot be used for a problem; `None` if it can."""
+        if self.left == self.right:
+            return "both estimators are the same, so that the difference is zero"
+        term = self.term
+        if self.approximation is not None:
+            reason = self.approximation.refuses(problem, term)
+            if reason is not None:
+                return reason
+            term = self.approximation.apply(term, eqx.filter_eval_shape(self.approximation.init, problem))
+        return self.left.refuses(problem, term) or self.right.refuses(problem, term)
+
+    def init(self, problem: Problem) -> PyTree:
+        """The state of the approximation."""
+        return None if self.approximation is None else self.approximation.init(problem)
+
+    def sample(self, evaluation: Evaluation, state: PyTree) -> Parts:
+        """One value a replicate."""
+        term = self.term if self.approximation is None else self.approximation.apply(self.term, state)
+        return self.left.estimate(evaluation, term) - self.right.estimate(evaluation, term)
+
+    def __repr__(self) -> str:
+        """The recipe in one line."""
+        label = f"{self.label} = " if self.label else ""
+        return f"ControlVariate({label}{self.formula})"
+
+
+def score_variate() -> ControlVariate:
+    r"""The score variate \(\nabla_w \log q_w(Z)\).
+
+    References: Ranganath et al. (2014); Geffner & Domke (2018), section 3.3.
+    """
+    return ControlVariate(Score(), ScoreFunction(), ClosedForm())
