@@ -1,2 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quell: quiet gradients for variational inference."""
+"""quell: quiet gradients for variational inference.
+
+Many control variates from one recipe, combined by one small regularised solve, for any optimiser.
+"""
+
+from quell import paper as paper
+from quell.approximations import TaylorInData as TaylorInData
+from quell.approximations import TaylorInLatent as TaylorInLatent
+from quell.combine import NormalWishart as NormalWishart
+from quell.combine import Rule as Rule
+from quell.draw import Draw as Draw
+from quell.draw import Sampler as Sampler
+from quell.estimators import ClosedForm as ClosedForm
+from quell.estimators import Reparameterization as Reparameterization
+from quell.estimators import ScoreFunction as ScoreFunction
+from quell.families import FullRank as FullRank
+from quell.families import LocationScale as LocationScale
+from quell.families import MeanField as MeanField
+from quell.fitting import FitResult as FitResult
+from quell.fitting import Gradient as Gradient
+from quell.fitting import GradientInfo as GradientInfo
+from quell.fitting import GradientState as GradientState
+from quell.fitting import History as History
+from quell.fitting import fit as fit
+from quell.models import LinearPredictor as LinearPredictor
+from quell.models import Model as Model
+from quell.models import ModelError as ModelError
+from quell.models import NormalPrior as NormalPrior
+from quell.models import check_model as check_model
+from quell.models import gaussian_regression as gaussian_regression
+from quell.models import logistic_regression as logistic_regression
+from quell.models import poisson_regression as poisson_regression
+from quell.problem import Problem as Problem
+from quell.problem import exact_elbo as exact_elbo
+from quell.status import DivergenceError as DivergenceError
+from quell.status import Status as Status
+from quell.terms import Data as Data
+from quell.terms import Prior as Prior
+from quell.terms import Score as Score
+from quell.terms import Variational as Variational
+from quell.variates import BaseGradient as BaseGradient
+from quell.variates import ControlVariate as ControlVariate
+from quell.variates import default_variates as default_variates
+from quell.variates import score_variate as score_variate
+
+__version__ = "0.1.0"

@@ -14,15 +14,20 @@ class SymmetricRoot(eqx.Module):
     where differentiating an eigendecomposition would divide by \(s_i - s_j = 0\).
     """
 
-    tril: Float[Array, "latent latent"]
     basis: Float[Array, "latent latent"]
     values: Float[Array, "latent"]
+    carried: Float[Array, "latent latent"]
 
     @classmethod
     def from_tril(cls, tril: Float[Array, "latent latent"]) -> "SymmetricRoot":
-        """Decompose once; the cost is one eigendecomposition."""
-        squares, basis = jnp.linalg.eigh(tril @ tril.T)
-        return cls(tril, basis, jnp.sqrt(jnp.maximum(squares, jnp.finfo(tril.dtype).tiny)))
+        r"""Decompose once; the cost is one eigendecomposition.
+
+        The values are the norms of the rows of \(U^\top L\), because the square roots of the eigenvalues of
+        \(LL^\top\) lose half of the digits of the small ones.
+        """
+        _, basis = jnp.linalg.eigh(tril @ tril.T)
+        carried = basis.T @ tril
+        return cls(basis, jnp.linalg.norm(carried, axis=1), carried)
 
     def apply(self, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         r"""Rows times \(S\)."""
@@ -39,4 +44,4 @@ class SymmetricRoot(eqx.Module):
         """
         symmetric = outer + jnp.swapaxes(outer, -1, -2)
         solved = symmetric / (self.values[:, None] + self.values)
-        return self.basis @ (solved @ (self.basis.T @ self.tril))
+        return self.basis @ (solved @ self.carried)
