@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
+from quell.compilation import quick_jit
 from quell.fitting.gradient import Gradient, GradientInfo, GradientState
 
 _BUFFER = 1024
@@ -59,7 +60,7 @@ def take_step(
     return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old), info
 
 
-@eqx.filter_jit
+@quick_jit
 def run_chunk(
     gradient: Gradient, optimizer: Any, key: Key[Array, ""], state: LoopState, num_steps: Int[Array, ""]
 ) -> tuple[LoopState, GradientInfo]:

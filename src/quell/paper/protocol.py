@@ -11,6 +11,7 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.combine import Rule
+from quell.compilation import run_once
 from quell.draw import Sampler
 from quell.families import FullRank
 from quell.fitting import Gradient
@@ -69,11 +70,10 @@ def elbo_curves(
     root = jax.random.key(seed)
     keys = jax.vmap(lambda k: jax.random.fold_in(root, k))(jnp.arange(num_runs))
     rates = jnp.asarray(learning_rates)
-    curves = _curves(gradient, rates, keys, num_steps // record_every, record_every)
+    curves = run_once(_curves, gradient, rates, keys, num_steps // record_every, record_every)
     return np.asarray(curves, dtype=np.float64)
 
 
-@eqx.filter_jit
 def _curves(
     gradient: Gradient,
     rates: Float[Array, "rate"],
@@ -100,14 +100,14 @@ def _curve(
         return (optax.apply_updates(params, updates), optimizer_state, state), None
 
     def record(carry: PyTree, record_keys: Key[Array, "step"]) -> tuple[PyTree, Float[Array, ""]]:
-        carry, _ = jax.lax.scan(step, carry, record_keys)
-        return carry, exact_elbo(problem, carry[0])
+        elbo = exact_elbo(problem, carry[0])
+        return jax.lax.scan(step, carry, record_keys)[0], elbo
 
     params = problem.family.init()
     start = (params, optimizer.init(params), gradient.init(params))
     keys = jax.random.split(key, (num_records, record_every))
-    _, curve = jax.lax.scan(record, start, keys)
-    return jnp.concatenate([exact_elbo(problem, params)[None], curve])
+    end, curve = jax.lax.scan(record, start, keys)
+    return jnp.concatenate([curve, exact_elbo(problem, end[0])[None]])
 
 
 def optimum(problem: Problem, *, num_steps: int = 500) -> float:
@@ -116,10 +116,9 @@ def optimum(problem: Problem, *, num_steps: int = 500) -> float:
         exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if eqx.is_inexact_array(x) else x, problem)
         family = FullRank(problem.family.dim)
         exact = Problem(exact.model, family)
-        return float(_maximise(exact, family.init(dtype=jnp.float64), num_steps))
+        return float(run_once(_maximise, exact, family.init(dtype=jnp.float64), num_steps))
 
 
-@eqx.filter_jit
 def _maximise(problem: Problem, params: PyTree, num_steps: int) -> Float[Array, ""]:
     def loss(w: PyTree) -> Float[Array, ""]:
         return -exact_elbo(problem, w) / problem.model.num_data

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `quell` command."""
+
+
+def main() -> None:
+    """Run the command line, or say what to install."""
+    try:
+        from quell.cli.app import app
+    except ModuleNotFoundError as error:
+        if error.name not in {"typer", "rich"}:
+            raise
+        raise SystemExit(
+            f"The quell command was started without {error.name}. The extra `cli` was needed. "
+            "Type: pip install 'quell[cli]'"
+        ) from None
+    app()

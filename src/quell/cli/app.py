@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line's root."""
+
+import typer
+
+import quell
+from quell.cli import reproduce
+
+app = typer.Typer(
+    help="Quiet gradients for variational inference.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+app.add_typer(reproduce.app, name="reproduce")
+
+
+@app.callback()
+def root() -> None:
+    """Quiet gradients for variational inference."""
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(quell.__version__)

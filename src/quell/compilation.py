@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs that start soon."""
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+
+_TRACING = threading.Lock()
+
+
+def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile as `eqx.filter_jit` does, in about half the time on a CPU.
+
+    At optimisation level 1 LLVM needs about half the time, and our steps, whose work is in library calls and
+    fused loops, run as fast to within a few percent.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return _jitted(function, jax.default_backend())(*args)
+
+    return call
+
+
+def run_once(function: Callable[..., Any], *args: Any) -> Any:
+    """Compile for these arguments, run once, and forget; may be called from several threads.
+
+    JAX traces in one thread at a time, but compiles and runs in many.
+    """
+    with _TRACING:
+        lowered = _jitted(function, jax.default_backend()).lower(*args)
+    return lowered.compile()(*args)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any], backend: str) -> Any:
+    options = {"xla_backend_optimization_level": 1} if backend == "cpu" else None
+    return eqx.filter_jit(function, compiler_options=options)
