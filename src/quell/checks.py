@@ -14,9 +14,7 @@ def check_key(key: object) -> None:
     if isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
         return
     given = f"an array of dtype {key.dtype} and shape {key.shape}" if isinstance(key, Array) else repr(key)
-    raise TypeError(
-        f"`key` was given as {given}. One typed random key was needed. Write `key=jax.random.key(0)`."
-    )
+    raise TypeError(f"`key` was given as {given}. One typed random key was needed. Write `key=jax.random.key(0)`.")
 
 
 def check_count(name: str, value: object, *, least: int = 1) -> None:

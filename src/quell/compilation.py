@@ -38,5 +38,5 @@ def run_once(function: Callable[..., Any], *args: Any) -> Any:
 
 @functools.cache
 def _jitted(function: Callable[..., Any], backend: str) -> Any:
-    options = {"xla_backend_optimization_level": 1} if backend == "cpu" else None
-    return eqx.filter_jit(function, compiler_options=options)
+    options: dict[str, Any] = {"xla_backend_optimization_level": 1} if backend == "cpu" else {}
+    return eqx.filter_jit(function, compiler_options=options)  # pyright: ignore[reportCallIssue]

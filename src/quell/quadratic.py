@@ -136,14 +136,10 @@ class Quadratic(eqx.Module):
 
     def scale(self, factor: float) -> "Quadratic":
         """The quadratic times a number."""
-        return Quadratic(
-            self.anchor, factor * self.constant, factor * self.slope, self.curvature.scale(factor)
-        )
+        return Quadratic(self.anchor, factor * self.constant, factor * self.slope, self.curvature.scale(factor))
 
 
-def expand_function(
-    function: Callable[[Array], Array], anchor: Float[Array, "latent"]
-) -> Quadratic:
+def expand_function(function: Callable[[Array], Array], anchor: Float[Array, "latent"]) -> Quadratic:
     """Second-order Taylor expansion of any function, by automatic differentiation."""
     constant, slope = jax.value_and_grad(function)(anchor)
     return Quadratic(anchor, constant, slope, DenseCurvature(jax.hessian(function)(anchor)))

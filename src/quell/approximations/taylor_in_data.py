@@ -59,9 +59,7 @@ class ExpandedInData(AbstractTerm):
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         return evaluation.map(self._log_likelihood(evaluation.problem), transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         grad = jax.grad(self._log_likelihood(evaluation.problem))
         return evaluation.map(grad, transport, full_data=full_data)
 

@@ -51,9 +51,7 @@ class ExpandedInLatent(AbstractTerm):
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         return self._map(Quadratic.value, evaluation, transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         return self._map(Quadratic.grad, evaluation, transport, full_data=full_data)
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
@@ -61,9 +59,7 @@ class ExpandedInLatent(AbstractTerm):
         return Quadratic(anchor, quadratic.value(anchor), quadratic.grad(anchor), quadratic.curvature)
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        return expected_grad(
-            evaluation, lambda batch: self._quadratic(evaluation, batch), full_data=full_data
-        )
+        return expected_grad(evaluation, lambda batch: self._quadratic(evaluation, batch), full_data=full_data)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return None
@@ -73,8 +69,6 @@ class ExpandedInLatent(AbstractTerm):
         return self.term.expand(evaluation, anchor, batch)
 
     def _map(self, method, evaluation: Evaluation, transport: str, *, full_data: bool) -> Array:
-        quadratics = evaluation.map_batches(
-            lambda batch: self._quadratic(evaluation, batch), full_data=full_data
-        )
+        quadratics = evaluation.map_batches(lambda batch: self._quadratic(evaluation, batch), full_data=full_data)
         axis = 0 if evaluation.has_batch_axis(full_data=full_data) else None
         return jax.vmap(method, in_axes=(axis, 0))(quadratics, evaluation.latents(transport))

@@ -38,8 +38,7 @@ class Rule(eqx.Module):
             )
         if isinstance(self.v0, int | float) and not self.v0 >= 0:
             raise ValueError(
-                f"`v0` was given as {self.v0}. A number of at least 0 was needed. "
-                "Write for example `Rule(v0=1e-3)`."
+                f"`v0` was given as {self.v0}. A number of at least 0 was needed. Write for example `Rule(v0=1e-3)`."
             )
 
     def init(self, num_variates: int, dtype: jnp.dtype) -> MomentState:

@@ -34,7 +34,7 @@ class AbstractEstimator(eqx.Module):
 def refuses_transport(problem: Problem, transport: str | None) -> str | None:
     """Why a named transport is not to be had; `None` if it is."""
     valid = problem.family.transports
-    if transport is None and valid or transport in valid:
+    if (transport is None and valid) or transport in valid:
         return None
     offered = ", ".join(repr(name) for name in valid) or "none"
     return f"{type(problem.family).__name__} has no transport {transport!r} (it has {offered})"

@@ -50,9 +50,7 @@ class AbstractFamily(eqx.Module):
         r"""First moment \(E Z\)."""
 
     @abstractmethod
-    def covariance_product(
-        self, params: PyTree, rows: Float[Array, "row latent"]
-    ) -> Float[Array, "row latent"]:
+    def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         r"""Rows times the second central moment \(\mathrm{Cov} Z\)."""
 
     @abstractmethod

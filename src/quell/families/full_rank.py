@@ -9,6 +9,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.families.base import AbstractFamily
+from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_gradient import FullRankParticles
 from quell.families.location_scale import LocationScale, diagonal_from, standard_normal
 
@@ -64,15 +65,13 @@ class FullRank(AbstractFamily):
     def mean(self, params: PyTree) -> Float[Array, "latent"]:
         return params.loc
 
-    def covariance_product(
-        self, params: PyTree, rows: Float[Array, "row latent"]
-    ) -> Float[Array, "row latent"]:
+    def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         tril = self.scale_tril(params)
         return (rows @ tril) @ tril.T
 
     def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> FullRankParticles:
         slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).slope
-        return FullRankParticles(params.loc, self.scale_tril(params), slope, noise)
+        return FullRankParticles(FullRankDraw(params.loc, self.scale_tril(params), slope, noise))
 
 
 def _log_det(tril: Float[Array, "latent latent"]) -> Float[Array, ""]:

@@ -61,9 +61,7 @@ class MeanField(AbstractFamily):
     def mean(self, params: PyTree) -> Float[Array, "latent"]:
         return params.loc
 
-    def covariance_product(
-        self, params: PyTree, rows: Float[Array, "row latent"]
-    ) -> Float[Array, "row latent"]:
+    def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         return rows * diagonal_from(params.scale, log_scale=self.log_scale).value ** 2
 
     def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> "MeanFieldParticles":
@@ -93,9 +91,7 @@ class MeanFieldParticles(AbstractParticles):
 
     def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
         def grad(one: Quadratic) -> LocationScale:
-            return LocationScale(
-                one.grad(self.params.loc), one.curvature.diagonal() * self.scale * self.slope
-            )
+            return LocationScale(one.grad(self.params.loc), one.curvature.diagonal() * self.scale * self.slope)
 
         if per_sample:
             return Parts(dense=jax.vmap(grad)(quadratic))

@@ -37,11 +37,26 @@ class SymmetricRoot(eqx.Module):
         r"""Rows times \(S^{-1}\)."""
         return ((rows @ self.basis) / self.values) @ self.basis.T
 
-    def pullback(self, outer: Float[Array, "*batch latent latent"]) -> Float[Array, "*batch latent latent"]:
+    def pullback(self, outer: Float[Array, "latent latent"]) -> Float[Array, "latent latent"]:
         r"""Carry a cotangent of \(S\), given in the eigenbasis, back to a full matrix cotangent of \(L\).
 
         For \(G = U^\top g\epsilon^\top U\) it returns \(2YL\), where \(SY + YS = \mathrm{sym}(g\epsilon^\top)\).
         """
-        symmetric = outer + jnp.swapaxes(outer, -1, -2)
-        solved = symmetric / (self.values[:, None] + self.values)
+        solved = (outer + outer.T) / (self.values[:, None] + self.values)
         return self.basis @ (solved @ self.carried)
+
+    def pullback_rows(
+        self, cotangent: Float[Array, "*batch sample latent"], noise: Float[Array, "sample latent"]
+    ) -> Float[Array, "latent *batch sample latent"]:
+        r"""As `pullback`, for each row of cotangents \(g\) and noise \(\epsilon\) by itself.
+
+        The first axis of the result is that of the matrix's rows, so that all of them are two large products.
+        """
+        g, e = jnp.moveaxis(cotangent @ self.basis, -1, 0), jnp.moveaxis(noise @ self.basis, -1, 0)
+        e = jnp.broadcast_to(e.reshape(e.shape[0], *(1,) * (g.ndim - 2), e.shape[1]), g.shape)
+        rows = g.reshape(g.shape[0], -1)
+        others = e.reshape(e.shape[0], -1)
+        outer = rows[:, :, None] * others.T + others[:, :, None] * rows.T
+        solved = outer / (self.values[:, None] + self.values)[:, None]
+        half = (solved.reshape(-1, self.values.shape[0]) @ self.carried).reshape(g.shape[0], -1)
+        return (self.basis @ half).reshape(*g.shape, -1)

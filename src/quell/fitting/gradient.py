@@ -160,9 +160,7 @@ class Gradient(eqx.Module):
         variates = zip(self.variates, state.variates, strict=True)
         return [self.base.sample(evaluation), *(v.sample(evaluation, s) for v, s in variates)]
 
-    def inner_products(
-        self, evaluation: Evaluation, samples: list[Parts]
-    ) -> Float[Array, "joint joint"]:
+    def inner_products(self, evaluation: Evaluation, samples: list[Parts]) -> Float[Array, "joint joint"]:
         """Averaged inner products of independent units, for gradients of the ELBO a datum."""
         particles = evaluation.particles
         joint = particles.mean_gram(samples) if evaluation.draw.is_shared else particles.gram(samples)

@@ -89,10 +89,7 @@ def _independent(model: AbstractModel) -> str | None:
     z, batch = _points(model)[1], _rows(model)
     together = model.log_likelihood(z, batch)
     alone = jnp.concatenate(
-        [
-            model.log_likelihood(z, jax.tree.map(lambda x, i=i: x[i : i + 1], batch))
-            for i in range(together.shape[0])
-        ]
+        [model.log_likelihood(z, jax.tree.map(lambda x, i=i: x[i : i + 1], batch)) for i in range(together.shape[0])]
     )
     if bool(jnp.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True)):
         return None

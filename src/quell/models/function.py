@@ -57,9 +57,7 @@ class Model(AbstractModel):
         self.flat_latent, self.unflatten = ravel_pytree(jax.tree.map(_as_float, example))
         self.likelihood = log_likelihood
         flat = self.unflatten
-        self.prior = (
-            log_prior if isinstance(log_prior, AbstractPrior) else FunctionPrior(lambda z: log_prior(flat(z)))
-        )
+        self.prior = log_prior if isinstance(log_prior, AbstractPrior) else FunctionPrior(lambda z: log_prior(flat(z)))
         self.data = jax.tree.map(jnp.asarray, data)
         _check_data(self.data)
 

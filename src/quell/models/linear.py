@@ -187,8 +187,7 @@ def gaussian_regression(
     """
     if not noise > 0:
         raise ValueError(
-            f"`noise` was given as {noise}. A positive standard deviation was needed. "
-            "Write for example `noise=1.0`."
+            f"`noise` was given as {noise}. A positive standard deviation was needed. Write for example `noise=1.0`."
         )
     data = _linear_data(features, targets)
     return LinearPredictor(data, prior or NormalPrior(), Gaussian(noise), is_quadratic=True)

@@ -64,13 +64,9 @@ class _Table(NamedTuple):
     digest: str
 
 
-_IONOSPHERE = _Table(
-    "ionosphere.csv", 351, 34, "9b4a10ba3a90af0fa63679d1d8fa7910f14686f7e36176c6f7359535e0d4dbf9"
-)
+_IONOSPHERE = _Table("ionosphere.csv", 351, 34, "9b4a10ba3a90af0fa63679d1d8fa7910f14686f7e36176c6f7359535e0d4dbf9")
 _SONAR = _Table("sonar.csv", 208, 60, "e36b77ab10456f2650575dd4390945d3859edd4273f3533649f074eb7a72196c")
-_AUSTRALIAN = _Table(
-    "australian.csv", 690, 14, "55bdaa62fbb5da9c9b8807f3a6bb15ac07e11a1f36f5fe2144f24cba68ac6cb4"
-)
+_AUSTRALIAN = _Table("australian.csv", 690, 14, "55bdaa62fbb5da9c9b8807f3a6bb15ac07e11a1f36f5fe2144f24cba68ac6cb4")
 
 
 def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> Dataset:

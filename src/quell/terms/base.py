@@ -30,9 +30,7 @@ class AbstractTerm(eqx.Module):
         r"""\(f\) at the latents of a transport, in nats, on the minibatches or on all data."""
 
     @abstractmethod
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         r"""\(\nabla_z f\) at the latents of a transport."""
 
     @abstractmethod

@@ -25,9 +25,7 @@ class Data(AbstractTerm):
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         return evaluation.map(_log_likelihood(evaluation.problem), transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         return evaluation.map(jax.grad(_log_likelihood(evaluation.problem)), transport, full_data=full_data)
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
@@ -36,9 +34,7 @@ class Data(AbstractTerm):
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
         anchor = evaluation.problem.family.mean(evaluation.params)
-        return expected_grad(
-            evaluation, lambda batch: self.expand(evaluation, anchor, batch), full_data=full_data
-        )
+        return expected_grad(evaluation, lambda batch: self.expand(evaluation, anchor, batch), full_data=full_data)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         if problem.model.likelihood_is_quadratic:

@@ -21,9 +21,7 @@ class Prior(AbstractTerm):
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         return jax.vmap(evaluation.problem.model.prior.log_prob)(evaluation.latents(transport))
 
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         return jax.vmap(jax.grad(evaluation.problem.model.prior.log_prob))(evaluation.latents(transport))
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:

@@ -25,9 +25,7 @@ class Score(AbstractTerm):
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         return jnp.ones_like(evaluation.latents(transport)[:, 0])
 
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         return jnp.zeros_like(evaluation.latents(transport))
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:

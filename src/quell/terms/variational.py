@@ -28,9 +28,7 @@ class Variational(AbstractTerm):
         log_prob = functools.partial(evaluation.problem.family.log_prob, evaluation.params)
         return jax.vmap(log_prob)(evaluation.latents(transport))
 
-    def grads(
-        self, evaluation: Evaluation, transport: str, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         return evaluation.particles.log_prob_grads(transport)
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:

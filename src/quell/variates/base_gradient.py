@@ -35,9 +35,7 @@ class BaseGradient(eqx.Module):
 
     def sample(self, evaluation: Evaluation) -> Parts:
         """One gradient of the ELBO a replicate, in nats."""
-        data, prior, variational = (
-            estimator.estimate(evaluation, term) for term, estimator in self._pairs()
-        )
+        data, prior, variational = (estimator.estimate(evaluation, term) for term, estimator in self._pairs())
         return data + prior - variational
 
     def elbo(self, evaluation: Evaluation) -> Float[Array, ""]:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Inner products of factored gradients of a full-rank Gaussian.
+
+A Cholesky path with cotangent \(g\) is \((g, \mathrm{tril}(g\epsilon^\top))\). Its inner product with any
+parameter-shaped \((v, V)\) is \(g^\top(v + \mathrm{tril}(V)\epsilon)\): the push-forward of \((v, V)\) through the
+transport. So inner products need no vector as long as the parameters, except for symmetric paths.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from quell.families.full_rank_draw import FullRankDraw
+from quell.parts import Exact, Outer, Parts
+
+Latents = Float[Array, "sample latent"]
+
+
+class FullRankGram:
+    """The pieces of several samples, sorted by kind: Cholesky paths, shared, low-rank and heavy ones.
+
+    A heavy piece is a full matrix a replicate: a symmetric path, or what came without structure. They are kept
+    with the replicates in the middle, so that their products with a matrix are one large product.
+
+    Args:
+        at: the draw.
+        samples: whose inner products are asked for.
+    """
+
+    def __init__(self, at: FullRankDraw, samples: Sequence[Parts]) -> None:
+        """Sort the pieces."""
+        self.at, self.num = at, len(samples)
+        empty = jnp.zeros_like(at.noise)
+        self.paths = _rows([sample.paths.get("cholesky", empty) for sample in samples])
+        self.exacts = [(i, exact) for i, sample in enumerate(samples) for exact in sample.exacts]
+        self.outers = [(i, outer) for i, sample in enumerate(samples) for outer in sample.outers]
+        heavy = [i for i, s in enumerate(samples) if "symmetric" in s.paths or s.dense is not None]
+        self.heavy_owners = heavy
+        if heavy:
+            self.heavy_loc, self.heavy_scale = self._heavy([samples[i] for i in heavy])
+
+    def gram(self) -> Float[Array, "variate variate"]:
+        """Inner products of the samples, averaged over replicates."""
+        metric = 1.0 + self._lower(self.at.noise, self.at.noise)
+        own = self.paths @ (self.paths * metric.ravel()).T
+        owners = [owner for owner, _ in self.exacts] + [owner for owner, _ in self.outers] + self.heavy_owners
+        if not owners:
+            return own / self.at.noise.shape[0]
+        member = jnp.asarray(np.arange(self.num)[:, None] == np.array(owners), own.dtype)
+        cross = self.paths @ self._push().T @ member.T
+        return (own + cross + cross.T + member @ self._pieces() @ member.T) / self.at.noise.shape[0]
+
+    # Push-forwards through the Cholesky transport: inner products with paths
+
+    def _push(self) -> Float[Array, "piece flat"]:
+        pushed = [self._push_exact(exact) for _, exact in self.exacts]
+        pushed += [self._push_outer(outer) for _, outer in self.outers]
+        if self.heavy_owners:
+            tangent = self.heavy_scale * self.at.mask[:, None, None]
+            pushed += list(self.heavy_loc + jnp.einsum("ikrj,rj->kri", tangent, self.at.noise))
+        return _rows(pushed)
+
+    def _push_exact(self, exact: Exact) -> Latents:
+        moved = exact.value.loc + self.at.noise @ self._tangent(exact.value.scale).T
+        return self.at.weight(exact)[:, None] * moved
+
+    def _push_outer(self, outer: Outer) -> Latents:
+        lower = self._lower(outer.right, self.at.noise[:, None])
+        return outer.location + jnp.sum(outer.left * lower, axis=1)
+
+    # Inner products of pieces, summed over replicates
+
+    def _pieces(self) -> Float[Array, "piece piece"]:
+        mixed = [[self._exact_outer(e, o) for _, o in self.outers] for _, e in self.exacts]
+        outers = [[self._outer_outer(o, p) for _, p in self.outers] for _, o in self.outers]
+        num_exacts, num_outers, num_heavy = len(self.exacts), len(self.outers), len(self.heavy_owners)
+        light = _block(
+            self._exact_exact(), _matrix(mixed, num_exacts, num_outers), _matrix(outers, num_outers, num_outers)
+        )
+        if not num_heavy:
+            return light
+        rows = [self._exact_heavy(e) for _, e in self.exacts] + [self._outer_heavy(o) for _, o in self.outers]
+        corner = jnp.stack(rows) if rows else jnp.zeros((0, num_heavy), self.paths.dtype)
+        return _block(light, corner, self._heavy_heavy())
+
+    def _exact_exact(self) -> Float[Array, "exact exact"]:
+        if not self.exacts:
+            return jnp.zeros((0, 0), self.paths.dtype)
+        values = _rows([jnp.concatenate([e.value.loc, e.value.scale.ravel()]) for _, e in self.exacts])
+        weights = _rows([self.at.weight(e) for _, e in self.exacts])
+        return (values @ values.T) * (weights @ weights.T)
+
+    def _exact_outer(self, exact: Exact, outer: Outer) -> Float[Array, ""]:
+        scales = jnp.sum(outer.left * (outer.right @ self._tangent(exact.value.scale).T), axis=(1, 2))
+        return jnp.sum(self.at.weight(exact) * (outer.location @ exact.value.loc + scales))
+
+    def _outer_outer(self, one: Outer, two: Outer) -> Float[Array, ""]:
+        lower = self._lower(one.right[:, :, None], two.right[:, None])
+        scales = jnp.sum(one.left[:, :, None] * two.left[:, None] * lower)
+        return jnp.sum(one.location * two.location) + scales
+
+    def _exact_heavy(self, exact: Exact) -> Float[Array, "heavy"]:
+        scales = jnp.einsum("ikrj,ij->kr", self.heavy_scale, exact.value.scale)
+        return (scales + self.heavy_loc @ exact.value.loc) @ self.at.weight(exact)
+
+    def _outer_heavy(self, outer: Outer) -> Float[Array, "heavy"]:
+        tangent = self.heavy_scale * self.at.mask[:, None, None]
+        moved = jnp.einsum("ikrj,rmj->krmi", tangent, outer.right)
+        return jnp.sum(moved * outer.left, axis=(1, 2, 3)) + jnp.sum(self.heavy_loc * outer.location, axis=(1, 2))
+
+    def _heavy_heavy(self) -> Float[Array, "heavy heavy"]:
+        scales = self.heavy_scale.reshape(*self.heavy_scale.shape[:2], -1)
+        locs = self.heavy_loc.reshape(len(self.heavy_owners), -1)
+        return jnp.sum(jnp.einsum("ikx,ilx->ikl", scales, scales), axis=0) + locs @ locs.T
+
+    # Pieces
+
+    def _heavy(self, samples: Sequence[Parts]) -> tuple[Float[Array, "heavy sample latent"], Array]:
+        """Location `[heavy, sample, latent]` and scale `[latent, heavy, sample, latent]` of heavy pieces."""
+        empty = jnp.zeros_like(self.at.noise)
+        loc = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples])
+        scale = self.at.root.pullback_rows(loc, self.at.noise) * self.at.mask[:, None, None]
+        for k, sample in enumerate(samples):
+            if sample.dense is not None:
+                loc = loc.at[k].add(sample.dense.loc)
+                scale = scale.at[:, k].add(jnp.moveaxis(sample.dense.scale, 1, 0))
+        return loc, scale
+
+    def _lower(self, one: Array, two: Array) -> Array:
+        r"""Row sums of \(\mathrm{tril}\): \(\sum_{j\le i} b_j b'_j\), the diagonal weighed by its squared slope."""
+        product = one * two
+        return jnp.cumsum(product, axis=-1) + (self.at.slope**2 - 1.0) * product
+
+    def _tangent(self, scale: Float[Array, "latent latent"]) -> Float[Array, "latent latent"]:
+        """From a direction in the parameters to one of the scale matrix."""
+        return scale * self.at.mask
+
+
+def _rows(arrays: Sequence[Array]) -> Float[Array, "row flat"]:
+    return jnp.stack([array.ravel() for array in arrays])
+
+
+def _matrix(entries: list[list[Array]], rows: int, columns: int) -> Float[Array, "row column"]:
+    flat = [entry for row in entries for entry in row]
+    return jnp.stack(flat).reshape(rows, columns) if flat else jnp.zeros((rows, columns))
+
+
+def _block(top: Array, corner: Array, bottom: Array) -> Array:
+    return jnp.block([[top, corner], [corner.T, bottom]])
