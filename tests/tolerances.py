@@ -15,3 +15,24 @@ DIFFERENCES = {"rtol": 1e-6, "atol": 1e-7}
 
 STANDARD_ERRORS = 5.0
 """Where sampling cannot be avoided: a false alarm in 1.7 million comparisons."""
+
+FITTED = {"rtol": 1e-4, "atol": 1e-4}
+"""A fit with variates against the exact posterior; the base gradient alone is off by 1e-3 to 3e-2."""
+
+RUNS = {"rtol": 1e-8, "atol": 1e-8}
+"""The same run alone and among others, after twenty steps: rounding that the steps have amplified."""
+
+PUBLISHED = {"rtol": 0.0, "atol": 1e-3}
+"""A figure known to three decimals."""
+
+SINGLE_SMALL = {"rtol": 1e-2}
+"""The smallest of values that span four decades, in single precision."""
+
+ROUNDING = 1e4
+"""Units in the last place that a small linear solve may lose."""
+
+SHRUNK = {"atol": 2e-2}
+"""A weight that a weak prior pulls towards zero."""
+
+ILL_CONDITIONED = 1e6
+"""The same where two variates are equal and only the prior keeps the matrix regular."""

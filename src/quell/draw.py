@@ -4,6 +4,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
 from quell.checks import check_count
@@ -66,7 +67,7 @@ class Sampler(eqx.Module):
         """Independent units a draw: replicates, or one where they share a random minibatch."""
         return 1 if self.shared and self.batch_size is not None else self.num_replicates
 
-    def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: jnp.dtype) -> Draw:
+    def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: DTypeLike) -> Draw:
         """Turn a key into the noise and the minibatches of one step."""
         noise_key, data_key = jax.random.split(key)
         noise = family.noise(noise_key, self.num_replicates, dtype)

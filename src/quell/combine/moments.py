@@ -7,6 +7,7 @@ the variates after it.
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 Joint = Float[Array, "joint joint"]
@@ -38,7 +39,7 @@ class MomentState(eqx.Module):
     mass: Joint
 
 
-def init_moments(num_variates: int, dtype: jnp.dtype) -> MomentState:
+def init_moments(num_variates: int, dtype: DTypeLike) -> MomentState:
     """Nothing seen yet."""
     zeros = jnp.zeros((num_variates + 1, num_variates + 1), dtype)
     return MomentState(zeros, zeros)

@@ -3,6 +3,7 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from quell.combine.moments import Moments
@@ -25,7 +26,7 @@ class NormalWishart(eqx.Module):
     strength: float = 1.0
 
 
-def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: jnp.dtype) -> NormalWishart:
+def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: DTypeLike) -> NormalWishart:
     r"""The prior \(V_0 = v_0 I\), whose blocks have traces \(D v_0\) and zero."""
     gram = num_params * v0 * jnp.eye(num_variates, dtype=dtype)
     return NormalWishart(gram, jnp.zeros(num_variates, dtype))

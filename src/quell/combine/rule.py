@@ -2,7 +2,7 @@
 """The rule: lagged weights from exponentially averaged moments."""
 
 import equinox as eqx
-import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from quell.combine.moments import MomentState, averages, effective_samples, init_moments, observe
@@ -41,7 +41,7 @@ class Rule(eqx.Module):
                 f"`v0` was given as {self.v0}. A number of at least 0 was needed. Write for example `Rule(v0=1e-3)`."
             )
 
-    def init(self, num_variates: int, dtype: jnp.dtype) -> MomentState:
+    def init(self, num_variates: int, dtype: DTypeLike) -> MomentState:
         """Nothing seen yet; the first weights are zero."""
         return init_moments(num_variates, dtype)
 

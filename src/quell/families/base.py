@@ -3,11 +3,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.parts import Parts
@@ -30,11 +30,11 @@ class AbstractFamily(eqx.Module):
         """Number of free parameters."""
 
     @abstractmethod
-    def init(self, *, dtype: Any = None) -> PyTree:
+    def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
         """Parameters to start from: mean zero, scale one, unless the family was told otherwise."""
 
     @abstractmethod
-    def noise(self, key: Key[Array, ""], num: int, dtype: Any) -> Float[Array, "sample noise"]:
+    def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
         """Base noise for `num` replicates, from a distribution that does not depend on the parameters."""
 
     @abstractmethod

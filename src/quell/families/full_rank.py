@@ -2,10 +2,10 @@
 """The full-rank Gaussian, parameterised by its mean and a triangular scale."""
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.families.base import AbstractFamily
@@ -42,11 +42,11 @@ class FullRank(AbstractFamily):
     def num_params(self) -> int:
         return self.dim + self.dim * (self.dim + 1) // 2
 
-    def init(self, *, dtype: Any = None) -> LocationScale:
+    def init(self, *, dtype: DTypeLike | None = None) -> LocationScale:
         start = math.log(self.init_scale) if self.log_scale else self.init_scale
         return LocationScale(jnp.zeros(self.dim, dtype), start * jnp.eye(self.dim, dtype=dtype))
 
-    def noise(self, key: Key[Array, ""], num: int, dtype: Any) -> Float[Array, "sample latent"]:
+    def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
         return standard_normal(key, num, self.dim, dtype)
 
     def scale_tril(self, params: PyTree) -> Float[Array, "latent latent"]:

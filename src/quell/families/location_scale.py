@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 
@@ -30,6 +31,6 @@ def diagonal_from(raw: Float[Array, "latent"], *, log_scale: bool) -> Diagonal:
     return Diagonal(value, value)
 
 
-def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: jnp.dtype) -> Float[Array, "sample latent"]:
+def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
     """Independent standard normal noise."""
     return jax.random.normal(key, (num, dim), dtype)

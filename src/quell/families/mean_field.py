@@ -3,10 +3,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.families.base import AbstractFamily, AbstractParticles, dense_gram
@@ -41,11 +41,11 @@ class MeanField(AbstractFamily):
     def num_params(self) -> int:
         return 2 * self.dim
 
-    def init(self, *, dtype: Any = None) -> LocationScale:
+    def init(self, *, dtype: DTypeLike | None = None) -> LocationScale:
         start = math.log(self.init_scale) if self.log_scale else self.init_scale
         return LocationScale(jnp.zeros(self.dim, dtype), jnp.full(self.dim, start, dtype))
 
-    def noise(self, key: Key[Array, ""], num: int, dtype: Any) -> Float[Array, "sample latent"]:
+    def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
         return standard_normal(key, num, self.dim, dtype)
 
     def log_prob(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, ""]:

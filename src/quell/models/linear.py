@@ -10,7 +10,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, ArrayLike, Float, PyTree
+from jaxtyping import Array, Float, PyTree
+from numpy.typing import ArrayLike
 
 from quell.checks import check_finite
 from quell.models.base import AbstractDataExpansion, AbstractModel

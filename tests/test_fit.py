@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: reproducible, compiled once, honest about how it ended, and right on a conjugate model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import quell
+import tolerances
+from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
+from quell.approximations import AbstractApproximation
+from quell.fitting import loop
+from quell.terms import AbstractTerm
+
+RNG = np.random.default_rng(3)
+FEATURES = np.column_stack([RNG.uniform(-1, 1, 12), np.ones(12)])
+TARGETS = FEATURES @ [1.5, -0.5] + 0.5 * RNG.normal(size=12)
+GAUSSIAN = quell.gaussian_regression(FEATURES, TARGETS, noise=0.5)
+LOGISTIC = quell.logistic_regression(FEATURES, TARGETS > 0)
+ADAM, SGD = optax.adam(0.05), optax.sgd(0.1)  # one object each, so that fits share compiled programs
+MINIBATCHES = quell.Sampler(2, 3)
+RP, CF = Reparameterization(), ClosedForm()
+
+
+def _fit(key, *, model=LOGISTIC, **options):
+    """A fit on minibatches: all fits with these defaults share one compiled program."""
+    defaults = {"optimizer": ADAM, "steps": 37, "sampler": MINIBATCHES}
+    return quell.fit(model, quell.FullRank(model.dim), key=key, **(defaults | options))
+
+
+def _assert_same(one, other):
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+# What a fit returns
+
+
+def test_the_history_has_one_entry_a_step(key):
+    result = _fit(key)
+    num_variates = len(result.gradient.variates)
+    assert num_variates == 4
+    assert result.status is Status.COMPLETED
+    assert result.history.num_steps == 37
+    for name in ("elbo", "base_sq_norm", "combined_sq_norm"):
+        values = getattr(result.history, name)
+        assert values.shape == (37,)
+        assert np.isfinite(values).all()
+        assert (values != 0).all()
+    assert result.history.weights.shape == (37, num_variates)
+    assert result.history.dropped.shape == (37, num_variates)
+    assert not result.history.dropped.any()
+    np.testing.assert_array_equal(result.history.weights[0], 0.0)
+    assert (result.history.weights[1:] != 0).all()
+
+
+@pytest.mark.parametrize("steps", [1, 16, 17])
+def test_any_number_of_steps_is_taken_exactly(steps, key):
+    result, longer = _fit(key, steps=steps), _fit(key)
+    assert result.history.num_steps == steps
+    _assert_same(result.history, jax.tree.map(lambda values: values[:steps], longer.history))
+
+
+def test_the_same_key_gives_the_same_fit_to_the_last_bit(key):
+    once, again, other = _fit(key), _fit(key), _fit(jax.random.key(1))
+    _assert_same((once.params, once.state, once.history), (again.params, again.state, again.history))
+    assert (once.params.loc != other.params.loc).all()
+
+
+def test_the_length_of_the_chunks_does_not_change_the_fit(key, monkeypatch):
+    """Chunks are as long as the clock says, so their length must not matter."""
+    once = _fit(key)
+    monkeypatch.setattr(loop, "_FIRST_CHUNK", 5)
+    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    again = _fit(key)
+    _assert_same((once.params, once.history), (again.params, again.history))
+
+
+def test_a_fit_goes_on_from_given_params(key):
+    start = quell.LocationScale(jnp.array([0.3, -0.2]), jnp.array([[0.1, 0.0], [0.5, -0.4]]))
+    result = _fit(key, params=start, optimizer=optax.sgd(0.0), steps=2, variates=())
+    _assert_same(result.params, start)
+
+
+def test_repr_tells_what_a_user_wants_to_know(key):
+    result = _fit(key)
+    text = repr(result)
+    assert "FullRank(dim=2" in text
+    assert "LinearPredictor(log_sigmoid, num_data=12, dim=2)" in text
+    assert "status   completed: All steps were taken." in text
+    assert "steps    37 in " in text
+    elbo = result.history.elbo[-4:]
+    assert f"elbo     {elbo.mean():.2f} ± {elbo.std(ddof=1) / 2:.2f} " in text
+    for name, weight in zip(result.gradient.names, result.history.weights[-3:].mean(axis=0), strict=True):
+        assert f"{name} {weight:+.2f}" in text
+    assert "times below the base gradient" in text
+    assert "dropped" not in text
+    assert "weights" not in repr(_fit(key, variates=(), steps=2))
+
+
+def test_samples_have_the_shape_of_the_latent_and_the_moments_of_the_params(key):
+    latent = {"shift": jnp.zeros(()), "slope": jnp.zeros((2, 1))}
+
+    def log_likelihood(z, x):
+        return -0.5 * (x[:, 0] - x @ z["slope"][:, 0] - z["shift"]) ** 2
+
+    model = quell.Model(log_likelihood, quell.NormalPrior(), FEATURES, latent)
+    result = _fit(key, model=model, optimizer=SGD, steps=5, variates=())
+    num = 4000
+    sample = result.sample(jax.random.key(5), num)
+    assert sample["shift"].shape == (num,)
+    assert sample["slope"].shape == (num, 2, 1)
+    flat = np.column_stack([sample["shift"], sample["slope"][:, :, 0]])
+    family = result.gradient.problem.family
+    covariance = np.asarray(family.covariance_product(result.params, jnp.eye(3)))
+    white = np.linalg.solve(np.linalg.cholesky(covariance), (flat - result.params.loc).T)
+    products = np.concatenate([white, white * white, white[[0, 0, 1]] * white[[1, 2, 2]]])
+    expected = np.repeat([0.0, 1.0, 0.0], 3)
+
+    def deviations(found):
+        return np.abs(found.mean(axis=1) - expected) / (found.std(axis=1) / np.sqrt(num))
+
+    assert (deviations(products) < tolerances.STANDARD_ERRORS).all()
+    assert (deviations(products + 0.2) > tolerances.STANDARD_ERRORS).all(), "a bias of a fifth is seen"
+
+
+def test_progress_is_shown_on_stderr_between_chunks(key, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    quiet = _fit(key, progress=False)
+    assert capsys.readouterr() == ("", "")
+    shown = _fit(key, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ELBO" in err
+    assert "37/37" in err
+    assert "steps/s" in err
+    _assert_same(quiet.history, shown.history)
+
+
+# The same without our loop
+
+
+def test_a_plain_optax_loop_takes_the_same_steps(key):
+    problem = quell.Problem(LOGISTIC, quell.FullRank(2))
+    gradient = quell.Gradient(problem, quell.paper.variates("S7"), sampler=MINIBATCHES)
+    params = problem.family.init()
+    state, optimizer_state = gradient.init(params), ADAM.init(params)
+
+    @jax.jit
+    def take_step(key, params, state, optimizer_state):
+        loss_grad, state, info = gradient.update(key, params, state)
+        updates, optimizer_state = ADAM.update(loss_grad, optimizer_state)
+        return optax.apply_updates(params, updates), state, optimizer_state, info
+
+    for step in range(20):
+        params, state, optimizer_state, info = take_step(jax.random.fold_in(key, step), params, state, optimizer_state)
+    result = _fit(key, variates=gradient.variates, steps=20)
+    for mine, theirs in zip(params, result.params, strict=True):
+        np.testing.assert_allclose(mine, theirs, **tolerances.EXACT)
+    np.testing.assert_allclose(info.weights, result.history.weights[-1], **tolerances.EXACT)
+    np.testing.assert_allclose(info.elbo, result.history.elbo[-1], **tolerances.EXACT)
+
+
+def test_a_second_fit_is_not_compiled_again(key):
+    traces = []
+
+    def log_likelihood(z, x):
+        traces.append(None)
+        return -0.5 * (x @ z) ** 2
+
+    model = quell.Model(log_likelihood, quell.NormalPrior(), FEATURES, 2)
+    optimizer = optax.adam(0.01)
+    _fit(key, model=model, optimizer=optimizer)
+    first = len(traces)
+    assert first > 0
+    again = _fit(jax.random.key(9), model=model, optimizer=optimizer, steps=50)
+    assert again.history.num_steps == 50
+    assert len(traces) == first, "the likelihood was traced again"
+    _fit(key, model=model, optimizer=optax.sgd(0.01))
+    assert len(traces) > first, "the count sees a compilation"
+
+
+# How a fit can end
+
+EXPLODING = optax.sgd(1e30)
+
+
+def test_divergence_keeps_the_last_finite_params_and_says_what_to_do(key):
+    with pytest.warns(RuntimeWarning, match=r"stopped after (\d+) of 100 steps\. .*Lower the learning rate") as seen:
+        result = _fit(key, model=GAUSSIAN, optimizer=EXPLODING, steps=100, variates=())
+    taken = result.history.num_steps
+    assert result.status is Status.DIVERGED
+    assert 0 < taken < 100
+    assert f"stopped after {taken} of 100" in str(seen[0].message)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+    before = _fit(key, model=GAUSSIAN, optimizer=EXPLODING, steps=taken, variates=())
+    assert before.status is Status.COMPLETED
+    _assert_same((result.params, result.history), (before.params, before.history))
+    assert "status   diverged: A step would have made" in repr(result)
+
+
+def test_divergence_raises_where_asked_to(key):
+    with pytest.raises(quell.DivergenceError, match=r"stopped after \d+ of 100 steps\. .*Lower the learning rate"):
+        _fit(key, model=GAUSSIAN, optimizer=EXPLODING, steps=100, variates=(), throw=True)
+
+
+@pytest.mark.parametrize("num_chunks", [0, 2])
+def test_an_interruption_returns_what_was_reached(num_chunks, key, monkeypatch):
+    run_chunk, states = loop.run_chunk, []
+
+    def interrupted(*args):
+        if len(states) == num_chunks:
+            raise KeyboardInterrupt
+        states.append(run_chunk(*args)[0])
+        return run_chunk(*args)
+
+    monkeypatch.setattr(loop, "run_chunk", interrupted)
+    result = _fit(key, steps=5000)
+    reached = int(states[-1].step) if states else 0
+    assert reached < 5000
+    assert result.status is Status.INTERRUPTED
+    assert result.history.num_steps == reached
+    assert result.history.weights.shape == (reached, 4)
+    _assert_same(result.params, states[-1].params if states else quell.FullRank(2).init())
+    assert "status   interrupted" in repr(result)
+    assert result.sample(key, 3).shape == (3, 2)
+
+
+# A conjugate model
+
+
+def _exact_posterior():
+    precision = FEATURES.T @ FEATURES / 0.5**2 + np.eye(2)
+    covariance = np.linalg.inv(precision)
+    return covariance @ FEATURES.T @ TARGETS / 0.5**2, covariance
+
+
+@pytest.mark.parametrize("sampler", [None, quell.Sampler(1, 3)], ids=["full data", "minibatches"])
+def test_the_default_fit_of_a_conjugate_model_is_its_posterior(sampler, key):
+    family = quell.FullRank(2)
+    result = quell.fit(GAUSSIAN, family, key=key, steps=1500, sampler=sampler)
+    mean, covariance = _exact_posterior()
+    found = family.covariance_product(result.params, jnp.eye(2))
+    np.testing.assert_allclose(result.params.loc, mean, **tolerances.FITTED)
+    np.testing.assert_allclose(found, covariance, **tolerances.FITTED)
+
+
+# Variates that are not finite
+
+
+class _Broken(AbstractApproximation):
+    """An approximation whose gradients are NaN at latents beyond a limit."""
+
+    limit: float
+
+    @property
+    def name(self):
+        return "broken"
+
+    def refuses(self, problem, term):
+        return None
+
+    def init(self, problem):
+        return None
+
+    def apply(self, term, state):
+        return _BrokenTerm(term, self.limit)
+
+
+class _BrokenTerm(AbstractTerm):
+    term: AbstractTerm
+    limit: float
+
+    @property
+    def name(self):
+        return "broken"
+
+    def values(self, evaluation, transport, *, full_data):
+        return self.term.values(evaluation, transport, full_data=full_data)
+
+    def grads(self, evaluation, transport, *, full_data):
+        grads = self.term.grads(evaluation, transport, full_data=full_data)
+        return jnp.where(evaluation.latents(transport)[:, :1] > self.limit, jnp.nan, grads)
+
+    def expand(self, evaluation, anchor, batch):
+        return self.term.expand(evaluation, anchor, batch)
+
+    def closed_form(self, evaluation, *, full_data):
+        return self.term.closed_form(evaluation, full_data=full_data)
+
+    def refuses_closed_form(self, problem):
+        return self.term.refuses_closed_form(problem)
+
+
+SOUND = ControlVariate(Data(), RP, CF, approximation=quell.TaylorInLatent())
+
+
+def _broken(limit):
+    return ControlVariate(Prior(), RP, CF, approximation=_Broken(limit))
+
+
+@pytest.mark.parametrize("family", [quell.FullRank(2), quell.MeanField(2)], ids=repr)
+def test_a_variate_that_is_always_nan_is_as_good_as_absent(family, key):
+    options = {"key": key, "optimizer": ADAM, "steps": 20, "sampler": MINIBATCHES}
+    without = quell.fit(LOGISTIC, family, variates=[SOUND], **options)
+    result = quell.fit(LOGISTIC, family, variates=[_broken(-jnp.inf), SOUND], **options)
+    np.testing.assert_array_equal(result.history.dropped, [[True, False]] * 20)
+    np.testing.assert_array_equal(result.history.weights[:, 0], 0.0)
+    for found, expected in zip(result.params, without.params, strict=True):
+        np.testing.assert_allclose(found, expected, **tolerances.EXACT)
+    for name in ("elbo", "base_sq_norm", "combined_sq_norm"):
+        found, expected = getattr(result.history, name), getattr(without.history, name)
+        np.testing.assert_allclose(found, expected, **tolerances.EXACT)
+    np.testing.assert_allclose(result.history.weights[:, 1:], without.history.weights, **tolerances.EXACT)
+
+
+def test_a_variate_that_is_sometimes_nan_is_dropped_and_counted(key):
+    result = _fit(key, variates=(SOUND, _broken(0.5)))
+    dropped = result.history.dropped[:, 1]
+    assert result.status is Status.COMPLETED
+    assert 5 < dropped.sum() < 32
+    assert not result.history.dropped[:, 0].any()
+    np.testing.assert_array_equal(result.history.weights[dropped, 1], 0.0)
+    seen_before = np.cumsum(~dropped) > 1  # the weights are those of earlier steps
+    assert (result.history.weights[~dropped & seen_before, 1] != 0).all()
+    leaves = jax.tree.leaves((result.params, result.state, result.history))
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert f"dropped  broken(prior): rp - cf {dropped.sum()} times" in repr(result)
