@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double precision everywhere: the laws are exact."""
+"""Double precision everywhere: the laws are exact. Programs are small, so that compiling them is the cost: do it fast."""
+
+import os
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import jax
 import jaxtyping

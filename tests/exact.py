@@ -58,4 +58,4 @@ def expected_value(function: Callable[[jax.Array], jax.Array], problem: Problem,
     nodes, mass = gauss_hermite(problem.family.dim)
     transport = problem.family.transports[0]
     latents = problem.family.particles(params, jnp.asarray(nodes)).latents(transport)
-    return jax.vmap(function)(latents) @ jnp.asarray(mass)
+    return jnp.tensordot(jnp.asarray(mass), jax.vmap(function)(latents), axes=1)

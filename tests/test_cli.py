@@ -142,7 +142,7 @@ def test_bad_options_are_refused_before_anything_is_run(words, tmp_path, monkeyp
 
 def test_a_run_does_not_depend_on_the_number_of_runs():
     problem = protocol.paper_problem(quell.paper.load("ionosphere"))
-    gradient = protocol.paper_gradient(problem, ["c5", "c7"])
+    gradient = protocol.paper_gradient(problem, "c7")
     options = {"learning_rates": [0.4], "num_steps": 20, "seed": 3}
     one, three = (protocol.elbo_curves(gradient, num_runs=num, **options) for num in (1, 3))
     assert one.shape == (1, 1, 3)
