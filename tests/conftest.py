@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Double precision everywhere: the laws are exact. Programs are small, so that compiling them is the cost: do it fast."""
+"""Double precision, because the laws are exact; fast compilation, because the programs are small."""
 
 import os
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
+from jax.lax.linalg import triangular_solve
 from jaxtyping import Array, Float
 
 from quell.families.base import AbstractParticles
@@ -35,7 +35,7 @@ class FullRankParticles(AbstractParticles):
     @functools.cached_property
     def _precision_noise(self) -> Latents:
         r"""\(L^{-\top}\epsilon\)."""
-        return solve_triangular(self.at.tril, self.at.noise.T, lower=True, trans="T").T
+        return triangular_solve(self.at.tril, self.at.noise, lower=True)
 
     def latents(self, transport: str) -> Latents:
         moved = self.at.root.apply(self.at.noise) if transport == "symmetric" else self.at.noise @ self.at.tril.T
@@ -51,7 +51,7 @@ class FullRankParticles(AbstractParticles):
         if transport != "symmetric":
             return Parts(paths={"cholesky": weight[:, None] * self._precision_noise}, exacts=(exact,))
         grads = -weight[:, None] * self.log_prob_grads(transport)
-        white = solve_triangular(self.at.tril, (self.latents(transport) - self.at.loc).T, lower=True).T
+        white = triangular_solve(self.at.tril, self.latents(transport) - self.at.loc, lower=True, transpose_a=True)
         return Parts(exacts=(exact,), outers=(Outer(grads, grads[:, None], white[:, None]),))
 
     def entropy_grad(self) -> Parts:
@@ -98,7 +98,7 @@ class FullRankParticles(AbstractParticles):
             total = _add(total, LocationScale(jnp.sum(cotangent, 0), scale))
         for exact in parts.exacts:
             mass = jnp.sum(self.at.weight(exact))
-            total = _add(total, jax.tree.map(lambda leaf, m=mass: m * leaf, exact.value))
+            total = _add(total, LocationScale(mass * exact.value.loc, mass * _matrix(exact.value.scale)))
         if parts.dense is not None:
             total = _add(total, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), parts.dense))
         return jax.tree.map(lambda leaf: leaf / num, total)
@@ -107,7 +107,8 @@ class FullRankParticles(AbstractParticles):
         return FullRankGram(self.at, samples).gram()
 
     def _diagonal(self, values: Float[Array, "latent"]) -> LocationScale:
-        return LocationScale(jnp.zeros_like(self.at.loc), jnp.diag(values))
+        """A value whose scale is diagonal, kept as a vector until it is carried to the parameters."""
+        return LocationScale(jnp.zeros_like(self.at.loc), values)
 
     def _dense_path(self, name: str, cotangent: Latents) -> LocationScale:
         if name == "cholesky":
@@ -124,4 +125,8 @@ def _add(one: LocationScale, two: LocationScale) -> LocationScale:
 
 
 def _dense_exact(exact: Exact, weight: Float[Array, "sample"]) -> LocationScale:
-    return LocationScale(weight[:, None] * exact.value.loc, weight[:, None, None] * exact.value.scale)
+    return LocationScale(weight[:, None] * exact.value.loc, weight[:, None, None] * _matrix(exact.value.scale))
+
+
+def _matrix(scale: Float[Array, "latent latent"] | Float[Array, "latent"]) -> Float[Array, "latent latent"]:
+    return scale if scale.ndim == 2 else jnp.diag(scale)

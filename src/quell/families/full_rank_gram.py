@@ -6,7 +6,7 @@ parameter-shaped \((v, V)\) is \(g^\top(v + \mathrm{tril}(V)\epsilon)\): the pus
 transport. So inner products need no vector as long as the parameters, except for symmetric paths.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +16,8 @@ from quell.families.full_rank_draw import FullRankDraw
 from quell.parts import Exact, Outer, Parts
 
 Latents = Float[Array, "sample latent"]
+Scale = Float[Array, "latent latent"] | Float[Array, "latent"]
+"""A scale's cotangent; a vector stands for a diagonal matrix."""
 
 
 class FullRankGram:
@@ -63,8 +65,8 @@ class FullRankGram:
         return _rows(pushed)
 
     def _push_exact(self, exact: Exact) -> Latents:
-        moved = exact.value.loc + self.at.noise @ self._tangent(exact.value.scale).T
-        return self.at.weight(exact)[:, None] * moved
+        moved = _times(self.at.noise, self._tangent(exact.value.scale))
+        return self.at.weight(exact)[:, None] * (exact.value.loc + moved)
 
     def _push_outer(self, outer: Outer) -> Latents:
         lower = self._lower(outer.right, self.at.noise[:, None])
@@ -88,12 +90,13 @@ class FullRankGram:
     def _exact_exact(self) -> Float[Array, "exact exact"]:
         if not self.exacts:
             return jnp.zeros((0, 0), self.paths.dtype)
-        values = _rows([jnp.concatenate([e.value.loc, e.value.scale.ravel()]) for _, e in self.exacts])
-        weights = _rows([self.at.weight(e) for _, e in self.exacts])
-        return (values @ values.T) * (weights @ weights.T)
+        locs = _rows([exact.value.loc for _, exact in self.exacts])
+        weights = _rows([self.at.weight(exact) for _, exact in self.exacts])
+        scales = _pairwise([exact.value.scale for _, exact in self.exacts], _inner_scales)
+        return (locs @ locs.T + scales) * (weights @ weights.T)
 
     def _exact_outer(self, exact: Exact, outer: Outer) -> Float[Array, ""]:
-        scales = jnp.sum(outer.left * (outer.right @ self._tangent(exact.value.scale).T), axis=(1, 2))
+        scales = jnp.sum(outer.left * _times(outer.right, self._tangent(exact.value.scale)), axis=(1, 2))
         return jnp.sum(self.at.weight(exact) * (outer.location @ exact.value.loc + scales))
 
     def _outer_outer(self, one: Outer, two: Outer) -> Float[Array, ""]:
@@ -102,7 +105,9 @@ class FullRankGram:
         return jnp.sum(one.location * two.location) + scales
 
     def _exact_heavy(self, exact: Exact) -> Float[Array, "heavy"]:
-        scales = jnp.einsum("ikrj,ij->kr", self.heavy_scale, exact.value.scale)
+        scale = exact.value.scale
+        spec = "ikrj,ij->kr" if scale.ndim == 2 else "ikri,i->kr"
+        scales = jnp.einsum(spec, self.heavy_scale, scale)
         return (scales + self.heavy_loc @ exact.value.loc) @ self.at.weight(exact)
 
     def _outer_heavy(self, outer: Outer) -> Float[Array, "heavy"]:
@@ -111,9 +116,9 @@ class FullRankGram:
         return jnp.sum(moved * outer.left, axis=(1, 2, 3)) + jnp.sum(self.heavy_loc * outer.location, axis=(1, 2))
 
     def _heavy_heavy(self) -> Float[Array, "heavy heavy"]:
-        scales = self.heavy_scale.reshape(*self.heavy_scale.shape[:2], -1)
-        locs = self.heavy_loc.reshape(len(self.heavy_owners), -1)
-        return jnp.sum(jnp.einsum("ikx,ilx->ikl", scales, scales), axis=0) + locs @ locs.T
+        locs = _rows(list(self.heavy_loc))
+        scales = [self.heavy_scale[:, k] for k in range(len(self.heavy_owners))]
+        return locs @ locs.T + _pairwise(scales, lambda one, two: jnp.sum(one * two))
 
     # Pieces
 
@@ -133,13 +138,30 @@ class FullRankGram:
         product = one * two
         return jnp.cumsum(product, axis=-1) + (self.at.slope**2 - 1.0) * product
 
-    def _tangent(self, scale: Float[Array, "latent latent"]) -> Float[Array, "latent latent"]:
+    def _tangent(self, scale: Scale) -> Scale:
         """From a direction in the parameters to one of the scale matrix."""
-        return scale * self.at.mask
+        return scale * (self.at.mask if scale.ndim == 2 else self.at.slope)
 
 
 def _rows(arrays: Sequence[Array]) -> Float[Array, "row flat"]:
     return jnp.stack([array.ravel() for array in arrays])
+
+
+def _times(rows: Float[Array, "*batch latent"], scale: Scale) -> Float[Array, "*batch latent"]:
+    return rows @ scale.T if scale.ndim == 2 else rows * scale
+
+
+def _inner_scales(one: Scale, two: Scale) -> Float[Array, ""]:
+    if one.ndim != two.ndim:
+        one, two = (jnp.diagonal(scale) if scale.ndim == 2 else scale for scale in (one, two))
+    return jnp.sum(one * two)
+
+
+def _pairwise(arrays: Sequence[Array], inner: Callable[[Array, Array], Array]) -> Float[Array, "row row"]:
+    """Inner products of a few large arrays: a matrix product of so few and so long rows is slower."""
+    half = {(k, m): inner(arrays[k], arrays[m]) for k in range(len(arrays)) for m in range(k + 1)}
+    entries = [[half[max(k, m), min(k, m)] for m in range(len(arrays))] for k in range(len(arrays))]
+    return _matrix(entries, len(arrays), len(arrays))
 
 
 def _matrix(entries: list[list[Array]], rows: int, columns: int) -> Float[Array, "row column"]:
