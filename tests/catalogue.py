@@ -42,10 +42,10 @@ MODELS: dict[str, AbstractModel] = {
 }
 
 FAMILIES: dict[str, AbstractFamily] = {
-    "mean-field": quell.MeanField(2),
-    "mean-field raw": quell.MeanField(2, log_scale=False),
-    "full-rank": quell.FullRank(2),
-    "full-rank raw": quell.FullRank(2, log_scale=False),
+    "mean-field": quell.MeanField(2, init_scale=1.0),
+    "mean-field raw": quell.MeanField(2, log_scale=False, init_scale=1.0),
+    "full-rank": quell.FullRank(2, init_scale=1.0),
+    "full-rank raw": quell.FullRank(2, log_scale=False, init_scale=1.0),
 }
 
 TERMS: dict[str, AbstractTerm] = {

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 PACKAGE = ROOT / "src" / "quell"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 SUBPACKAGES = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "cli")
-RUNNABLE = [path for path in (ROOT / "README.md", *PAGES) if "```python run\n" in path.read_text(encoding="utf-8")]
-NEED_BIAS_AND_COST = {"AbstractEstimator", "AbstractApproximation"}
-RECIPES = {"quell.variates.recipe.ControlVariate", "quell.variates.base_gradient.BaseGradient"}
+RUNNABLE = [path for path in (README, *PAGES) if "```python run\n" in _text(path)]
+RECIPES = ["quell.ControlVariate", "quell.BaseGradient", "quell.Gradient"]
 
 
 # Reading the source, not the objects: a class without a docstring gets one from Python at run time
@@ -26,7 +31,7 @@ RECIPES = {"quell.variates.recipe.ControlVariate", "quell.variates.base_gradient
 def _tree(module: str) -> ast.Module:
     path = ROOT / "src" / Path(*module.split("."))
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(file.read_text(encoding="utf-8"))
+    return ast.parse(_text(file))
 
 
 def _exports(module: str) -> dict[str, str]:
@@ -42,6 +47,12 @@ def _definition(path: str) -> str:
     return path if source is None or source == "quell" else _definition(f"{source}.{name}")
 
 
+def _assigned(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Assign):
+        return [ast.unparse(target) for target in node.targets]
+    return [ast.unparse(node.target)] if isinstance(node, ast.AnnAssign) else []
+
+
 def _docstring(path: str) -> str | None:
     """The docstring of a class or a function, or the string under a constant."""
     module, _, name = path.rpartition(".")
@@ -49,10 +60,7 @@ def _docstring(path: str) -> str | None:
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return ast.get_docstring(node)
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+        if name in _assigned(node):
             is_string = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
             return str(after.value.value) if is_string else None
     raise AssertionError(f"{path} is not defined where it is imported from")
@@ -65,12 +73,12 @@ def _public() -> dict[str, str]:
     return {name: _definition(name) for name in names}
 
 
-def _concrete_subclasses(bases: set[str]) -> list[str]:
-    """Classes of ours that name one of the bases, outside abstract ones."""
+def _subclasses(bases: set[str]) -> list[str]:
+    """Classes of ours that name one of the bases."""
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in ast.parse(_text(file)).body:
             if isinstance(node, ast.ClassDef) and bases & {ast.unparse(base) for base in node.bases}:
                 found.append(f"{module}.{node.name}")
     return found
@@ -80,7 +88,7 @@ def _concrete_subclasses(bases: set[str]) -> list[str]:
 
 
 def test_every_public_name_is_on_an_api_page():
-    shown = re.findall(r"^::: (\S+)$", "\n".join(page.read_text(encoding="utf-8") for page in API_PAGES), re.MULTILINE)
+    shown = re.findall(r"^::: (\S+)$", "\n".join(_text(page) for page in API_PAGES), re.MULTILINE)
     documented = {_definition(name) for name in shown}
     assert [name for name, definition in _public().items() if definition not in documented] == []
     assert len(shown) == len(documented), "a name is shown twice"
@@ -96,8 +104,8 @@ def test_every_public_name_has_a_docstring():
 
 
 def test_estimators_approximations_and_recipes_state_bias_and_cost():
-    classes = [*_concrete_subclasses(NEED_BIAS_AND_COST), *RECIPES]
-    assert len(classes) >= 7
+    classes = [*_subclasses({"AbstractEstimator", "AbstractApproximation"}), *map(_definition, RECIPES)]
+    assert len(classes) >= 8
     lacking = [
         f"{path} has no `{line}`"
         for path in classes
@@ -119,7 +127,7 @@ def hooks():
 
 
 def test_every_formula_in_a_docstring_can_be_shown(hooks):
-    sources = [file.read_text(encoding="utf-8") for file in sorted(PACKAGE.rglob("*.py"))]
+    sources = [_text(file) for file in sorted(PACKAGE.rglob("*.py"))]
     formulas = [formula for source in sources for formula in re.findall(r"\\\((.+?)\\\)", source, re.DOTALL)]
     assert len(formulas) > 100
     for formula in formulas:
@@ -152,13 +160,15 @@ def test_an_unknown_command_in_a_formula_is_named(hooks):
 # The code
 
 
-def test_there_is_code_to_run():
-    assert ROOT / "docs" / "quickstart.md" in RUNNABLE
+def test_no_python_code_is_left_out():
+    assert {path.name for path in RUNNABLE} >= {"README.md", "quickstart.md"}
+    fences = [fence for path in (README, *PAGES) for fence in re.findall(r"^ *```py.*$", _text(path), re.MULTILINE)]
+    assert set(fences) == {"```python run"}
 
 
 @pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.name)
 def test_the_code_of_a_page_runs(path):
-    text = path.read_text(encoding="utf-8")
+    text = _text(path)
     namespace: dict[str, object] = {}
     for block in re.finditer(r"^```python run\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         lines_before = text.count("\n", 0, block.start(1))  # so that an error names the line of the page

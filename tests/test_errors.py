@@ -46,7 +46,7 @@ DATA = {
     "flat features": (
         lambda: quell.logistic_regression(FEATURES[:, 0], LABELS),
         r"`features` of shape \(4,\) were given with targets of shape \(4,\)\. "
-        r"Features \[num_data, num_features\] and targets \[num_data\] were needed\. Write .*reshape",
+        r"Features \[num_data, num_features\] and targets \[num_data\], not empty, were needed\. Write .*reshape",
     ),
     "labels in a column": (
         lambda: quell.logistic_regression(FEATURES, np.reshape(LABELS, (4, 1))),
@@ -115,11 +115,11 @@ DATA = {
 OPTIONS = {
     "noise of zero": (
         lambda: quell.gaussian_regression(FEATURES, LABELS, noise=0.0),
-        r"`noise` was given as 0\.0\. A positive standard deviation was needed\. Write .*`noise=1\.0`",
+        r"`noise` was given as 0\.0\. A positive, finite number was needed\. Write .*`noise=1\.0`",
     ),
     "prior without scale": (
         lambda: quell.NormalPrior(scale=0.0),
-        r"`scale` was given as 0\.0\. A positive number was needed\. Write .*`NormalPrior\(scale=1\.0\)`",
+        r"`scale` was given as 0\.0\. A positive, finite number was needed\. Write .*`scale=1\.0`",
     ),
     "prior with NaN scale": (lambda: quell.NormalPrior(scale=float("nan")), r"`scale` was given as nan\. "),
     "decay of zero": (
@@ -288,3 +288,24 @@ def test_an_empty_ensemble_is_the_base_gradient(variates):
     assert result.status is quell.Status.COMPLETED
     assert result.history.weights.shape == (2, 0)
     np.testing.assert_array_equal(result.history.base_sq_norm, result.history.combined_sq_norm)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("given", ["S7", ["c1"], quell.paper.VARIATES["c7"]])
+def test_variates_that_are_none_are_explained(given, key):
+    model = quell.logistic_regression([[1.0], [2.0]], [0, 1])
+    with pytest.raises(TypeError, match=r"A list of control variates was needed\. Write .*quell\.paper\.variates"):
+        quell.fit(model, quell.MeanField(1), variates=given, key=key, steps=1)
+
+
+def test_params_of_another_family_are_explained(key):
+    model = quell.logistic_regression([[1.0, 0.0], [2.0, 1.0]], [0, 1])
+    with pytest.raises(ValueError, match=r"MeanField\(dim=2\) needed .*\(2,\).*Write .*family\.init"):
+        quell.fit(model, quell.MeanField(2), params=quell.FullRank(2).init(), key=key, steps=1)
+
+
+@pytest.mark.parametrize("family", [quell.MeanField, quell.FullRank])
+@pytest.mark.parametrize("wrong", [{"dim": 0}, {"dim": 2, "init_scale": 0.0}, {"dim": 2, "init_scale": float("inf")}])
+def test_families_of_no_size_are_explained(family, wrong):
+    with pytest.raises(ValueError, match=r"was given as .* was needed\. Write for example"):
+        family(**wrong)

@@ -2,10 +2,12 @@
 """Checks of what a user hands in; each error says what was given, what was needed and what to type."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 
@@ -19,7 +21,7 @@ def check_key(key: object) -> None:
 
 def check_count(name: str, value: object, *, least: int = 1) -> None:
     """Refuse a count that is not an integer or is too small."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= least:
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least:
         return
     raise ValueError(
         f"`{name}` was given as {value!r}. An integer of at least {least} was needed. "
@@ -32,11 +34,17 @@ def check_name(kind: str, name: str, valid: Iterable[str]) -> None:
     valid = list(valid)
     if name in valid:
         return
-    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.4) or valid
-    raise ValueError(
-        f"The {kind} {name!r} is not known. One of {', '.join(valid)} was needed. "
-        f"Did you mean {' or '.join(repr(n) for n in near)}?"
-    )
+    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
+    hint = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Write for example {valid[0]!r}."
+    raise ValueError(f"The {kind} {name!r} is not known. One of {', '.join(valid)} was needed. {hint}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a number that is not positive and finite."""
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(
+            f"`{name}` was given as {value}. A positive, finite number was needed. Write for example `{name}=1.0`."
+        )
 
 
 def check_finite(name: str, value: Array) -> None:

@@ -82,8 +82,7 @@ class Sampler(eqx.Module):
             return jax.random.randint(key, (num, size), 0, num_data)
         if size**2 <= num_data:
             return _distinct(key, num, size, num_data)
-        order = jax.random.uniform(key, (num, num_data))
-        return jnp.argsort(order, axis=1)[:, :size]
+        return jax.lax.top_k(jax.random.uniform(key, (num, num_data)), size)[1]
 
 
 def _distinct(key: Key[Array, ""], num: int, size: int, num_data: int) -> Int[Array, "sample datum"]:

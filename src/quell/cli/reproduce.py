@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -88,7 +89,7 @@ def _load(names: list[str], data_dir: Path | None) -> list[Dataset]:
         try:
             loaded.append(load(name, data_dir=data_dir))
         except DatasetUnavailable as error:
-            Console(stderr=True).print(f"[yellow]Left out {name}:[/yellow] {error}", soft_wrap=True)
+            Console(stderr=True).print(f"[yellow]Left out {name}:[/yellow] {escape(str(error))}", soft_wrap=True)
     if not loaded:
         raise typer.Exit(code=1)
     return loaded

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rule: lagged weights from exponentially averaged moments."""
 
+import math
+
 import equinox as eqx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -31,12 +33,12 @@ class Rule(eqx.Module):
 
     def __check_init__(self) -> None:
         """Refuse a decay or a strength outside their range."""
-        if isinstance(self.decay, int | float) and not 0 < self.decay < 1:
+        if not 0 < self.decay < 1:
             raise ValueError(
                 f"`decay` was given as {self.decay}. A number between 0 and 1 was needed. "
                 "Write for example `Rule(decay=0.02)`."
             )
-        if isinstance(self.v0, int | float) and not self.v0 >= 0:
+        if not 0 <= self.v0 < math.inf:
             raise ValueError(
                 f"`v0` was given as {self.v0}. A number of at least 0 was needed. Write for example `Rule(v0=1e-3)`."
             )

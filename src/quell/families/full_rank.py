@@ -8,6 +8,7 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell.checks import check_count, check_positive
 from quell.families.base import AbstractFamily
 from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_gradient import FullRankParticles
@@ -32,7 +33,12 @@ class FullRank(AbstractFamily):
 
     dim: int
     log_scale: bool = True
-    init_scale: float = 1.0
+    init_scale: float = 0.1
+
+    def __check_init__(self) -> None:
+        """Refuse a dimension or a scale that is not positive."""
+        check_count("dim", self.dim)
+        check_positive("init_scale", self.init_scale)
 
     @property
     def transports(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, AbstractParticles, dense_gram
 from quell.families.location_scale import LocationScale, diagonal_from, standard_normal
 from quell.parts import Exact, Parts
@@ -21,17 +22,23 @@ class MeanField(AbstractFamily):
     Args:
         dim: length of the latent.
         log_scale: store \(\log\sigma\) (the default) or \(\sigma\) as it is (the paper).
-        init_scale: the scale that `init` starts from.
+        init_scale: the scale that `init` starts from; a small one suits most models, because a wide start visits
+            latents where the likelihood, and so the gradient, is extreme.
 
     Example:
         >>> import quell
         >>> quell.MeanField(3)
-        MeanField(dim=3, log_scale=True, init_scale=1.0)
+        MeanField(dim=3, log_scale=True, init_scale=0.1)
     """
 
     dim: int
     log_scale: bool = True
-    init_scale: float = 1.0
+    init_scale: float = 0.1
+
+    def __check_init__(self) -> None:
+        """Refuse a dimension or a scale that is not positive."""
+        check_count("dim", self.dim)
+        check_positive("init_scale", self.init_scale)
 
     @property
     def transports(self) -> tuple[str, ...]:

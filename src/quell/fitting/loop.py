@@ -110,6 +110,6 @@ def run_loop(
         taken = int(state.step) - done
         seconds = time.perf_counter() - start
         done += taken
-        after_chunk(state, jax.tree.map(lambda leaf, n=taken: jax.device_get(leaf[:n]), infos))
+        after_chunk(state, jax.tree.map(lambda leaf, n=taken: leaf[:n], jax.device_get(infos)))
         faster = int(length * _CHUNK_SECONDS / max(seconds, 1e-6))
         length = max(1, min(max(faster, 2 * _FIRST_CHUNK), _BUFFER, num_steps - done))

@@ -5,12 +5,14 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.checks import check_count, check_key
 from quell.fitting.gradient import Gradient, GradientState
 from quell.fitting.history import History
+from quell.problem import Problem
 from quell.status import Status
 
 
@@ -33,21 +35,39 @@ class FitResult(eqx.Module):
     status: Status
     seconds: float
 
+    @property
+    def problem(self) -> Problem:
+        """The model and the family that were fitted."""
+        return self.gradient.problem
+
+    @property
+    def mean(self) -> Any:
+        """Mean of the fitted distribution, in the shape the model takes."""
+        return self.problem.model.unravel(self.problem.family.mean(self.params))
+
+    @property
+    def std(self) -> Any:
+        """Standard deviation of each coordinate, in the shape the model takes."""
+        mean = self.problem.family.mean(self.params)
+        rows = jnp.eye(mean.shape[0], dtype=mean.dtype)
+        variance = jnp.diagonal(self.problem.family.covariance_product(self.params, rows))
+        return self.problem.model.unravel(jnp.sqrt(variance))
+
     def sample(self, key: Key[Array, ""], num: int) -> Any:
         """Draw latents from the fitted distribution, in the shape the model takes, with a leading axis."""
         check_key(key)
         check_count("num", num)
-        return jax.vmap(self.gradient.problem.model.unravel)(self.sample_flat(key, num))
+        return jax.vmap(self.problem.model.unravel)(self.sample_flat(key, num))
 
     def sample_flat(self, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
         """Draw flat latents."""
-        family = self.gradient.problem.family
+        family = self.problem.family
         noise = family.noise(key, num, jax.tree.leaves(self.params)[0].dtype)
         return family.particles(self.params, noise).latents(family.transports[0])
 
     def __repr__(self) -> str:
         """Result, time, ELBO, noise removed and weights, a line each."""
-        problem, history = self.gradient.problem, self.history
+        problem, history = self.problem, self.history
         elbo, error = history.tail_elbo()
         lines = [
             f"FitResult({problem.family!r} for {problem.model!r})",

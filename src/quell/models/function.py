@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from quell.checks import check_finite
+from quell.checks import check_count, check_finite
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.prior import AbstractPrior, FunctionPrior
 from quell.quadratic import Quadratic, expand_function
@@ -53,6 +53,8 @@ class Model(AbstractModel):
         latent: PyTree | int,
     ) -> None:
         """Flatten the latent, and check that the data arrays belong together."""
+        if isinstance(latent, int):
+            check_count("latent", latent)
         example = jnp.zeros(latent) if isinstance(latent, int) else latent
         self.flat_latent, self.unflatten = ravel_pytree(jax.tree.map(_as_float, example))
         self.likelihood = log_likelihood
@@ -93,7 +95,7 @@ def _as_float(leaf: Any) -> Array:
 def _check_data(data: PyTree) -> None:
     leaves = jax.tree.leaves(data)
     shapes = [leaf.shape for leaf in leaves]
-    if not shapes or any(shape == () for shape in shapes) or len({shape[0] for shape in shapes}) != 1:
+    if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes) or len({shape[0] for shape in shapes}) != 1:
         raise ValueError(
             f"`data` was given with shapes {shapes}. Arrays that share their leading axis, one entry a "
             "datum, were needed. Write for example `data={'x': x, 'y': y}` with `len(x) == len(y)`."

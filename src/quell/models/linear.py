@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 from numpy.typing import ArrayLike
 
-from quell.checks import check_finite
+from quell.checks import check_finite, check_positive
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.prior import AbstractPrior, NormalPrior
 from quell.quadratic import FactoredCurvature, Quadratic
@@ -166,6 +166,7 @@ def poisson_regression(
         counts: non-negative integers.
         prior: over the weights; a standard normal by default.
     """
+    check_finite("counts", jnp.asarray(counts))
     values = np.asarray(counts, dtype=float)
     if (values < 0).any() or (values != np.floor(values)).any():
         raise ValueError(
@@ -186,10 +187,7 @@ def gaussian_regression(
         noise: \(\sigma\), the standard deviation.
         prior: over the weights; a standard normal by default.
     """
-    if not noise > 0:
-        raise ValueError(
-            f"`noise` was given as {noise}. A positive standard deviation was needed. Write for example `noise=1.0`."
-        )
+    check_positive("noise", noise)
     data = _linear_data(features, targets)
     return LinearPredictor(data, prior or NormalPrior(), Gaussian(noise), is_quadratic=True)
 
@@ -231,11 +229,11 @@ def _two_derivatives(function: LogDensity) -> Callable[[Array, Array], tuple[Arr
 def _linear_data(features: ArrayLike, targets: ArrayLike) -> LinearData:
     matrix = jnp.asarray(features, dtype=jnp.result_type(float))
     vector = jnp.asarray(targets, dtype=matrix.dtype)
-    if matrix.ndim != 2 or vector.shape != matrix.shape[:1]:
+    if matrix.ndim != 2 or vector.shape != matrix.shape[:1] or 0 in matrix.shape:
         raise ValueError(
             f"`features` of shape {matrix.shape} were given with targets of shape {vector.shape}. "
-            "Features [num_data, num_features] and targets [num_data] were needed. "
-            "Write for example `features.reshape(len(targets), -1)`."
+            "Features [num_data, num_features] and targets [num_data], not empty, were needed. "
+            "Write for example `features.reshape(len(targets), -1)` and `targets.ravel()`."
         )
     check_finite("features", matrix)
     check_finite("targets", vector)

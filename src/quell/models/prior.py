@@ -9,6 +9,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell.checks import check_positive
 from quell.quadratic import DiagonalCurvature, Quadratic
 
 
@@ -36,11 +37,11 @@ class NormalPrior(AbstractPrior):
     scale: float = 1.0
 
     def __check_init__(self) -> None:
-        """Refuse a scale that is not positive."""
-        if not self.scale > 0:
+        """Refuse a scale that is not positive, or a mean that is not finite."""
+        check_positive("scale", self.scale)
+        if not math.isfinite(self.loc):
             raise ValueError(
-                f"The prior's `scale` was given as {self.scale}. A positive number was needed. "
-                "Write for example `NormalPrior(scale=1.0)`."
+                f"`loc` was given as {self.loc}. A finite number was needed. Write for example `NormalPrior(loc=0.0)`."
             )
 
     def log_prob(self, z: Float[Array, "latent"]) -> Float[Array, ""]:

@@ -24,6 +24,7 @@ VARIATES = {
     "c6": ControlVariate(Data(), RP2, RP2_ALL, approximation=TaylorInData(), label="c6"),
     "c7": ControlVariate(Data(), RP1, CF, approximation=TaylorInLatent(), label="c7"),
 }
+"""The paper's seven variates by name (section 5)."""
 
 SUBSETS = {
     "none": (),
@@ -32,6 +33,7 @@ SUBSETS = {
     "S6": ("c2", "c1", "c3", "c4", "c6", "c5"),
     "S7": ("c2", "c1", "c3", "c4", "c6", "c5", "c7"),
 }
+"""The paper's growing subsets, the weakest variates first (section 5)."""
 
 
 def variates(names: str | Iterable[str]) -> tuple[ControlVariate, ...]:

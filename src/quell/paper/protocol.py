@@ -31,7 +31,7 @@ RECORD_EVERY = 10
 def paper_problem(dataset: Dataset) -> Problem:
     """Logistic regression with a standard normal prior; a full-rank Gaussian with the entries of L as they are."""
     model = logistic_regression(dataset.features, dataset.labels)
-    return Problem(model, FullRank(model.dim, log_scale=False))
+    return Problem(model, FullRank(model.dim, log_scale=False, init_scale=1.0))
 
 
 def paper_gradient(problem: Problem, names: str | Sequence[str]) -> Gradient:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell.fit`: a model and a family in, a fitted posterior out."""
 
+import functools
 import time
 import warnings
 from collections.abc import Iterable
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
@@ -75,13 +77,13 @@ def fit(
     problem = Problem(model, family)
     gradient = Gradient(
         problem=problem,
-        variates=default_variates(problem) if variates is None else tuple(variates),
+        variates=default_variates(problem) if variates is None else _listed(variates),
         base=base or BaseGradient(),
         sampler=sampler or _default_sampler(model),
         rule=rule or Rule(),
     )
-    optimizer = optimizer or optax.adam(optax.cosine_decay_schedule(0.05, steps))
-    start = init_loop(gradient, optimizer, family.init() if params is None else params)
+    optimizer = optimizer or _default_optimizer(steps)
+    start = init_loop(gradient, optimizer, family.init() if params is None else _checked(params, family))
     began = time.perf_counter()
     state, pieces, interrupted = _run(gradient, optimizer, key, start, steps, progress)
     status = _status(state, interrupted=interrupted)
@@ -126,6 +128,33 @@ def _run(
         except KeyboardInterrupt:
             interrupted = True
     return state, pieces, interrupted
+
+
+@functools.cache
+def _default_optimizer(steps: int) -> optax.GradientTransformation:
+    """One object for each number of steps, so that a second fit finds the program that the first compiled."""
+    return optax.adam(optax.cosine_decay_schedule(0.05, steps))
+
+
+def _listed(variates: Iterable[ControlVariate]) -> tuple[ControlVariate, ...]:
+    if isinstance(variates, Iterable) and not isinstance(variates, str):
+        listed = tuple(variates)
+        if all(isinstance(variate, ControlVariate) for variate in listed):
+            return listed
+    raise TypeError(
+        f"`variates` was given as {variates!r}. A list of control variates was needed. "
+        "Write for example `variates=quell.paper.variates('S7')`, or `variates=()` for none."
+    )
+
+
+def _checked(params: PyTree, family: AbstractFamily) -> PyTree:
+    needed, given = (jax.tree.map(jnp.shape, tree) for tree in (jax.eval_shape(lambda: family.init()), params))
+    if needed != given:
+        raise ValueError(
+            f"`params` were given with shapes {given}. {type(family).__name__}(dim={family.dim}) needed {needed}. "
+            "Write for example `params=family.init()` or `params=result.params` of a fit with the same family."
+        )
+    return params
 
 
 def _default_sampler(model: AbstractModel) -> Sampler:
