@@ -2,14 +2,11 @@
 """Compiled programs that start soon."""
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-
-_TRACING = threading.Lock()
 
 
 def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,16 +21,6 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         return _jitted(function, jax.default_backend())(*args)
 
     return call
-
-
-def run_once(function: Callable[..., Any], *args: Any) -> Any:
-    """Compile for these arguments, run once, and forget; may be called from several threads.
-
-    JAX traces in one thread at a time, but compiles and runs in many.
-    """
-    with _TRACING:
-        lowered = _jitted(function, jax.default_backend()).lower(*args)
-    return lowered.compile()(*args)
 
 
 @functools.cache

@@ -15,9 +15,13 @@ from rich.table import Table
 from quell.checks import check_count, check_name
 from quell.paper import NAMES, SUBSETS, VARIATES, Dataset, DatasetUnavailable, load, protocol
 from quell.paper.table1 import COLUMNS, LEARNING_RATES, Cell, run_table1
+from quell.paper.workers import available_cores
 
 app = typer.Typer(help="Reproduce the experiments of the paper.", no_args_is_help=True)
 console = Console()
+
+MOST_WORKERS = 3
+"""Each needs up to a gigabyte."""
 
 
 @app.callback()
@@ -47,12 +51,20 @@ def table1(
     loaded = _load(names, data_dir)
     out.mkdir(parents=True, exist_ok=True)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("optima", total=len(loaded) * len(columns))
+        task = progress.add_task("compiling", total=len(loaded) * len(columns))
 
-        def on_cell(dataset: str, column: str) -> None:
-            progress.update(task, advance=1, description=f"{dataset} {column}")
+        def on_cell(cell: Cell) -> None:
+            progress.update(task, advance=1, description=f"{cell.dataset} {cell.variates}")
 
-        cells = run_table1(loaded, columns, num_runs=runs, num_steps=steps, seed=seed, on_cell=on_cell)
+        cells = run_table1(
+            loaded,
+            columns,
+            num_runs=runs,
+            num_steps=steps,
+            seed=seed,
+            num_workers=min(available_cores(), MOST_WORKERS),
+            on_cell=on_cell,
+        )
     seconds = time.perf_counter() - began
     settings = {
         "runs": runs,

@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ import optax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.combine import Rule
-from quell.compilation import run_once
+from quell.compilation import quick_jit
 from quell.draw import Sampler
 from quell.families import FullRank
 from quell.fitting import Gradient
@@ -70,10 +69,11 @@ def elbo_curves(
     root = jax.random.key(seed)
     keys = jax.vmap(lambda k: jax.random.fold_in(root, k))(jnp.arange(num_runs))
     rates = jnp.asarray(learning_rates)
-    curves = run_once(_curves, gradient, rates, keys, num_steps // record_every, record_every)
+    curves = _curves(gradient, rates, keys, num_steps // record_every, record_every)
     return np.asarray(curves, dtype=np.float64)
 
 
+@quick_jit
 def _curves(
     gradient: Gradient,
     rates: Float[Array, "rate"],
@@ -108,29 +108,3 @@ def _curve(
     keys = jax.random.split(key, (num_records, record_every))
     end, curve = jax.lax.scan(record, start, keys)
     return jnp.concatenate([curve, exact_elbo(problem, end[0])[None]])
-
-
-def optimum(problem: Problem, *, num_steps: int = 500) -> float:
-    """The best exact ELBO over the family, by L-BFGS in double precision."""
-    with jax.enable_x64(True):
-        exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) if eqx.is_inexact_array(x) else x, problem)
-        family = FullRank(problem.family.dim)
-        exact = Problem(exact.model, family)
-        return float(run_once(_maximise, exact, family.init(dtype=jnp.float64), num_steps))
-
-
-def _maximise(problem: Problem, params: PyTree, num_steps: int) -> Float[Array, ""]:
-    def loss(w: PyTree) -> Float[Array, ""]:
-        return -exact_elbo(problem, w) / problem.model.num_data
-
-    solver = optax.lbfgs()
-    value_and_grad = optax.value_and_grad_from_state(loss)
-
-    def step(carry: PyTree, _: None) -> tuple[PyTree, None]:
-        w, state = carry
-        value, grad = value_and_grad(w, state=state)
-        updates, state = solver.update(grad, state, w, value=value, grad=grad, value_fn=loss)
-        return (optax.apply_updates(w, updates), state), None
-
-    (best, _), _ = jax.lax.scan(step, (params, solver.init(params)), None, length=num_steps)
-    return exact_elbo(problem, best)

@@ -4,8 +4,7 @@
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -13,6 +12,9 @@ from jaxtyping import Float
 from quell.checks import check_count
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
+from quell.paper.ensembles import variates
+from quell.paper.optimum import optimum
+from quell.paper.workers import run_jobs
 
 COLUMNS = ("none", "S4", "S5", "S6", "S7", "c5", "c7")
 
@@ -101,6 +103,16 @@ class Cell:
         }
 
 
+class _Job(NamedTuple):
+    """What a worker needs to know to fill one cell."""
+
+    dataset: Dataset
+    column: str
+    num_runs: int
+    num_steps: int
+    seed: int
+
+
 def run_table1(
     datasets: Sequence[Dataset],
     columns: Sequence[str] = COLUMNS,
@@ -108,7 +120,8 @@ def run_table1(
     num_runs: int = 50,
     num_steps: int = protocol.STEPS,
     seed: int = 0,
-    on_cell: Callable[[str, str], None] = lambda dataset, column: None,
+    num_workers: int = 1,
+    on_cell: Callable[[Cell], None] = lambda cell: None,
 ) -> list[Cell]:
     """Run the cells of Table 1, all runs of a cell in one compiled program.
 
@@ -118,32 +131,46 @@ def run_table1(
         num_runs: a cell.
         num_steps: a run.
         seed: run k of every cell sees the same draws.
-        on_cell: called with the names of data set and column after each cell.
+        num_workers: processes that share the cells; see `quell.paper.workers.run_jobs`.
+        on_cell: sees each cell as it is done.
     """
     check_count("runs", num_runs)
     check_count("steps", num_steps)
-    problems = {dataset.name: protocol.paper_problem(dataset) for dataset in datasets}
+    jobs = [_Job(data, column, num_runs, num_steps, seed) for data in datasets for column in columns]
+    order = sorted(range(len(jobs)), key=lambda k: _size(jobs[k]), reverse=True)
+    cells: dict[int, Cell] = {}
+    for number, cell in run_jobs(_run_cell, [jobs[k] for k in order], num_workers=num_workers):
+        cells[order[number]] = cell
+        on_cell(cell)
+    return [cells[k] for k in range(len(jobs))]
 
-    def run(dataset: Dataset, column: str, best: float) -> Cell:
-        began = time.perf_counter()
-        curves = protocol.elbo_curves(
-            protocol.paper_gradient(problems[dataset.name], column),
-            learning_rates=[LEARNING_RATES[dataset.name]],
-            num_runs=num_runs,
-            num_steps=num_steps,
-            record_every=record_interval(num_steps),
-            seed=seed,
-        )[0]
-        seconds = time.perf_counter() - began
-        on_cell(dataset.name, column)
-        rate = LEARNING_RATES[dataset.name]
-        return Cell(dataset.name, dataset.num_data, rate, column, num_steps, curves, best, seconds)
 
-    # Two at a time: one compiles, or waits for a decomposition that uses a single core, while the other runs.
-    with ThreadPoolExecutor(2) as pool:
-        best = dict(zip(problems, pool.map(protocol.optimum, problems.values()), strict=True))
-        futures = [pool.submit(run, data, column, best[data.name]) for data in datasets for column in columns]
-        return [future.result() for future in futures]
+def _size(job: _Job) -> float:
+    return job.dataset.features.shape[1] ** 2 * (1 + len(variates(job.column)))
+
+
+def _run_cell(job: _Job) -> Cell:
+    began = time.perf_counter()
+    problem = protocol.paper_problem(job.dataset)
+    rate = LEARNING_RATES[job.dataset.name]
+    curves = protocol.elbo_curves(
+        protocol.paper_gradient(problem, job.column),
+        learning_rates=[rate],
+        num_runs=job.num_runs,
+        num_steps=job.num_steps,
+        record_every=record_interval(job.num_steps),
+        seed=job.seed,
+    )[0]
+    return Cell(
+        dataset=job.dataset.name,
+        num_data=job.dataset.num_data,
+        learning_rate=rate,
+        variates=job.column,
+        steps=job.num_steps,
+        curves=curves,
+        optimum=optimum(job.dataset),
+        seconds=time.perf_counter() - began,
+    )
 
 
 def record_interval(num_steps: int) -> int:
