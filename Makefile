@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml requirements.txt
 	@touch $@
 
 demo: $(STAMP) ## a small version of the paper's Table 1, written to demo-output/
-	$(BIN)/quell reproduce table1 --datasets ionosphere,sonar --runs 4 --out demo-output
+	$(BIN)/quell reproduce table1 --datasets ionosphere,sonar --variates none,S4,S7,c7 --runs 4 --out demo-output
 
 test: $(STAMP) ## all tests and doctests
 	$(BIN)/python -m pytest -n 2
@@ -48,4 +48,4 @@ build: $(STAMP) ## the wheel, tried out in an empty environment
 
 clean: ## remove what the other targets wrote (.venv stays)
 	rm -rf dist build site demo-output .pytest_cache .ruff_cache .import_linter_cache
-	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,12 +11,12 @@ from quell.combine import (
     NormalWishart,
     Rule,
     averages,
-    effective_samples,
     expected_sq_norm,
     init_moments,
     isotropic,
     observe,
     posterior,
+    samples_per_mass,
     solve,
 )
 from tolerances import EXACT, ILL_CONDITIONED, ROUNDING, SHRUNK, STANDARD_ERRORS
@@ -104,7 +104,12 @@ def test_exponential_average_is_bias_corrected():
     np.testing.assert_allclose(average.cross, truth[1:, 0], **EXACT)
     np.testing.assert_allclose(average.base, truth[0, 0], **EXACT)
     count = 10 * sum((1 - decay) ** t for t in range(1, 5))
-    np.testing.assert_allclose(effective_samples(state, num_units=10, decay=decay), count, **EXACT)
+    effective = samples_per_mass(num_units=10, decay=decay) * state.mass[0, 0]
+    np.testing.assert_allclose(effective, count, **EXACT)
+    rule = Rule(decay=decay, v0=0.05)
+    ridge = D * 0.05 / count * np.eye(L)
+    weights = -np.linalg.solve(ridge + truth[1:, 1:], truth[1:, 0])
+    np.testing.assert_allclose(rule.weights(state, num_units=10, num_params=D), weights, **EXACT)
 
 
 def test_first_weights_are_zero():
@@ -179,3 +184,29 @@ def test_a_variate_that_is_always_nan_gets_no_weight():
     assert weights[1] == 0.0
     assert bool(jnp.all(jnp.isfinite(weights)))
     assert abs(weights[0] + 0.8) < 0.3
+
+
+def test_a_variate_seen_once_counts_as_seen_once():
+    """After a long absence its own evidence meets the prior, not that of the others."""
+    rule, first, late = Rule(decay=0.02, v0=0.5), init_moments(1, jnp.float64), init_moments(1, jnp.float64)
+    h, c = draws(10)
+    seen, absent = joint_of(h, c[:, :, :1]), joint_of(h, np.full((10, D, 1), np.nan))
+    for _ in range(200):
+        late = rule.observe(late, absent)
+    weights = [rule.weights(rule.observe(s, seen), num_units=10, num_params=D) for s in (first, late)]
+    np.testing.assert_allclose(weights[1], weights[0], **EXACT)
+
+
+def test_an_infinite_product_of_two_variates_does_not_stay():
+    rule, state = Rule(), init_moments(2, jnp.float64)
+    joint = jnp.array([[1.0, 0.5, 0.5], [0.5, 1.0, jnp.inf], [0.5, jnp.inf, 1.0]])
+    state = rule.observe(state, joint)
+    assert bool(jnp.all(jnp.isfinite(rule.weights(state, num_units=1, num_params=3))))
+
+
+@pytest.mark.parametrize(
+    ("gram", "cross", "strength"), [(jnp.eye(2), jnp.zeros(3), 1.0), (jnp.eye(2), jnp.zeros(2), 0.0)]
+)
+def test_a_prior_that_is_none_is_explained(gram, cross, strength):
+    with pytest.raises(ValueError, match=r"was needed|were needed"):
+        NormalWishart(gram, cross, strength)

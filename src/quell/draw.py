@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Key
 
-from quell.checks import check_count
+from quell.checks import check_count, check_key
 from quell.families import AbstractFamily
 from quell.problem import Problem
 
@@ -27,7 +27,7 @@ class Draw(eqx.Module):
     @property
     def is_shared(self) -> bool:
         """Whether the replicates share one random minibatch, and so depend on each other."""
-        return self.index is not None and self.index.ndim == 1
+        return self.index is not None and self.index.ndim == 1 and self.noise.shape[0] > 1
 
 
 class Sampler(eqx.Module):
@@ -69,6 +69,7 @@ class Sampler(eqx.Module):
 
     def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: DTypeLike) -> Draw:
         """Turn a key into the noise and the minibatches of one step."""
+        check_key(key)
         noise_key, data_key = jax.random.split(key)
         noise = family.noise(noise_key, self.num_replicates, dtype)
         if self.batch_size is None:
@@ -80,7 +81,7 @@ class Sampler(eqx.Module):
     def _index(self, key: Key[Array, ""], num: int, size: int, num_data: int) -> Int[Array, "sample datum"]:
         if self.replace or size == 1:
             return jax.random.randint(key, (num, size), 0, num_data)
-        if size**2 <= num_data:
+        if size**2 <= 32 * num_data:
             return _distinct(key, num, size, num_data)
         return jax.lax.top_k(jax.random.uniform(key, (num, num_data)), size)[1]
 

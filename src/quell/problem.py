@@ -5,7 +5,7 @@ import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
 from quell.families import AbstractFamily
-from quell.models import AbstractModel, LinearPredictor
+from quell.models import AbstractModel, LinearPredictor, check_likelihood_shape
 
 
 class Problem(eqx.Module):
@@ -20,13 +20,20 @@ class Problem(eqx.Module):
     family: AbstractFamily
 
     def __check_init__(self) -> None:
-        """Refuse a family of another dimension than the model's latent."""
+        """Refuse what is no model or family, a family of another dimension, and a likelihood of the wrong shape."""
+        for name, given, needed in (("model", self.model, AbstractModel), ("family", self.family, AbstractFamily)):
+            if not isinstance(given, needed):
+                example = "quell.Model(...)" if name == "model" else "quell.FullRank(dim=model.dim)"
+                raise TypeError(
+                    f"`{name}` was given as {given!r}. A {name} of quell was needed. Write for example `{example}`."
+                )
         if self.model.dim != self.family.dim:
             raise ValueError(
                 f"A family over {self.family.dim} coordinates was given for a model whose latent has "
                 f"{self.model.dim}. Equal numbers were needed. Write "
                 f"`{type(self.family).__name__}(dim=model.dim)`."
             )
+        check_likelihood_shape(self.model)
 
 
 def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:

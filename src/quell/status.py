@@ -8,9 +8,7 @@ class Status(enum.Enum):
     """How a fit ended; the value is what to do about it."""
 
     COMPLETED = "All steps were taken."
-    INTERRUPTED = (
-        "The fit was interrupted; the result holds what was reached. Pass `params=result.params` to go on from there."
-    )
+    INTERRUPTED = "Interrupted; the result holds what was reached. To go on: `params=result.params` and another key."
     DIVERGED = (
         "A step would have made the parameters infinite or NaN; the result holds the last finite ones. "
         "Lower the learning rate, start from a smaller `init_scale`, or clip with "

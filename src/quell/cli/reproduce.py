@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell reproduce`: the paper's experiments."""
 
-import json
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
-from quell.checks import check_count, check_name
-from quell.paper import NAMES, SUBSETS, VARIATES, Dataset, DatasetUnavailable, load, protocol
-from quell.paper.table1 import COLUMNS, LEARNING_RATES, Cell, run_table1
-from quell.paper.workers import available_cores
+from quell.cli.common import (
+    check_counts,
+    check_out,
+    load_all,
+    num_workers,
+    output_console,
+    progress,
+    split_names,
+    write_json,
+)
+from quell.cli.figures import COMMANDS
+from quell.paper import NAMES, SUBSETS, VARIATES, protocol
+from quell.paper.sweep import COLUMNS, LEARNING_RATES
+from quell.paper.table1 import Cell, run_table1
 
 app = typer.Typer(help="Reproduce the experiments of the paper.", no_args_is_help=True)
-console = Console()
 
-MOST_WORKERS = 3
-"""Each needs up to a gigabyte."""
+
+for _command in COMMANDS:
+    app.command()(_command)
 
 
 @app.callback()
@@ -37,33 +43,26 @@ def table1(
     steps: Annotated[int, typer.Option(help="Iterations a run.")] = protocol.STEPS,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with australian.csv.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for table1.json and table1.png.")] = Path("reproduction"),
-    seed: Annotated[int, typer.Option(help="Seed of all runs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all runs.", min=0, max=2**31 - 1)] = 0,
 ) -> None:
     """The ELBO after 500 iterations, by data set and ensemble, beside the paper's figures."""
+    from quell.paper.plots import draw_table1
+
     began = time.perf_counter()
-    columns = _names("ensemble", variates, [*SUBSETS, *VARIATES])
-    names = _names("data set", datasets, NAMES)
-    try:
-        check_count("runs", runs)
-        check_count("steps", steps)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    loaded = _load(names, data_dir)
-    out.mkdir(parents=True, exist_ok=True)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("compiling", total=len(loaded) * len(columns))
-
-        def on_cell(cell: Cell) -> None:
-            progress.update(task, advance=1, description=f"{cell.dataset} {cell.variates}")
-
+    columns = split_names("ensemble", variates, [*SUBSETS, *VARIATES])
+    names = split_names("data set", datasets, NAMES)
+    check_counts(runs=runs, steps=steps)
+    check_out(out)
+    loaded = load_all(names, data_dir)
+    with progress(len(loaded) * len(columns)) as advance:
         cells = run_table1(
             loaded,
             columns,
             num_runs=runs,
             num_steps=steps,
             seed=seed,
-            num_workers=min(available_cores(), MOST_WORKERS),
-            on_cell=on_cell,
+            num_workers=num_workers(),
+            on_cell=lambda cell: advance(f"{cell.dataset} {cell.variates}"),
         )
     seconds = time.perf_counter() - began
     settings = {
@@ -75,53 +74,22 @@ def table1(
         "decay": protocol.DECAY,
         "v0": protocol.V0,
     }
-    report = {"rows": [cell.as_row() for cell in cells], "seconds": round(seconds, 3), "settings": settings}
-    (out / "table1.json").write_text(json.dumps(report, indent=2) + "\n")
-    _draw(cells, out / "table1.png")
+    rows = [cell.as_row() for cell in cells]
+    write_json(out / "table1.json", {"rows": rows, "seconds": round(seconds, 3), "settings": settings})
+    draw_table1(cells, out / "table1.png")
+    console = output_console()
     console.print(_render(cells, columns))
     console.print(f"{seconds:.0f} s; written to {out / 'table1.json'} and {out / 'table1.png'}")
 
 
-def _names(kind: str, text: str, valid: list[str] | tuple[str, ...]) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    try:
-        for name in names:
-            check_name(kind, name, valid)
-        if not names:
-            check_name(kind, text, valid)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return list(dict.fromkeys(names))
-
-
-def _load(names: list[str], data_dir: Path | None) -> list[Dataset]:
-    """Load what is there; say in one line what was left out."""
-    loaded = []
-    for name in names:
-        try:
-            loaded.append(load(name, data_dir=data_dir))
-        except DatasetUnavailable as error:
-            Console(stderr=True).print(f"[yellow]Left out {name}:[/yellow] {escape(str(error))}", soft_wrap=True)
-    if not loaded:
-        raise typer.Exit(code=1)
-    return loaded
-
-
-def _draw(cells: list[Cell], path: Path) -> None:
-    from quell.paper.plots import draw_table1
-
-    draw_table1(cells, path)
-
-
 def _render(cells: list[Cell], columns: list[str]) -> Table:
     num_runs = cells[0].curves.shape[0]
-    table = Table(
-        title=f"ELBO after {cells[0].steps} iterations, {num_runs} runs: mean ± standard error (the paper's figure)"
-    )
-    table.add_column("data set")
-    table.add_column("optimum", justify="right")
+    title = f"ELBO after {cells[0].steps} iterations, {num_runs} runs: mean ± standard error (the paper's figure)"
+    table = Table(title=title)
+    table.add_column("data set", overflow="fold")
+    table.add_column("optimum", justify="right", overflow="fold")
     for column in columns:
-        table.add_column("−" if column == "none" else column, justify="right")
+        table.add_column("−" if column == "none" else column, justify="right", overflow="fold")
     for name in dict.fromkeys(cell.dataset for cell in cells):
         row = {cell.variates: cell for cell in cells if cell.dataset == name}
         texts = [_cell_text(row[column]) for column in columns]

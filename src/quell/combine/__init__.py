@@ -4,10 +4,10 @@
 from quell.combine.moments import Moments as Moments
 from quell.combine.moments import MomentState as MomentState
 from quell.combine.moments import averages as averages
-from quell.combine.moments import effective_samples as effective_samples
 from quell.combine.moments import finite_rows as finite_rows
 from quell.combine.moments import init_moments as init_moments
 from quell.combine.moments import observe as observe
+from quell.combine.moments import samples_per_mass as samples_per_mass
 from quell.combine.prior import NormalWishart as NormalWishart
 from quell.combine.prior import isotropic as isotropic
 from quell.combine.prior import posterior as posterior

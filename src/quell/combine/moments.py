@@ -56,7 +56,7 @@ def observe(state: MomentState, joint: Joint, *, decay: float) -> MomentState:
     References: Geffner & Domke (2018), section 4.2.
     """
     usable = finite_rows(joint)
-    both = usable[:, None] & usable
+    both = usable[:, None] & usable & jnp.isfinite(joint)
     total = (1.0 - decay) * state.total + decay * jnp.where(both, joint, 0.0)
     mass = (1.0 - decay) * state.mass + decay * both
     return MomentState(total, mass)
@@ -68,12 +68,13 @@ def averages(state: MomentState) -> Moments:
     return Moments.from_joint(joint)
 
 
-def effective_samples(state: MomentState, *, num_units: int, decay: float) -> Float[Array, ""]:
-    r"""\(M_\mathrm{eff} = B \sum_{t=1}^{T} (1-\gamma)^t\) for \(B\) independent units a step.
+def samples_per_mass(*, num_units: int, decay: float) -> float:
+    r"""How many samples one unit of mass stands for, so that \(M_\mathrm{eff} = B \sum_{t=1}^{T} (1-\gamma)^t\).
 
-    The sum is \((1-\gamma)/\gamma\) times the mass \(1 - (1-\gamma)^T\) that the average carries already.
+    For \(B\) independent units a step, \(M_\mathrm{eff}\) is \(B(1-\gamma)/\gamma\) times the mass
+    \(1 - (1-\gamma)^T\) that the averages carry already.
     """
-    return num_units * (1.0 - decay) / decay * state.mass[0, 0]
+    return num_units * (1.0 - decay) / decay
 
 
 def finite_rows(joint: Joint) -> Bool[Array, "joint"]:

@@ -25,6 +25,19 @@ class NormalWishart(eqx.Module):
     cross: Float[Array, "variate"]
     strength: float = 1.0
 
+    def __check_init__(self) -> None:
+        """Refuse a strength that is not positive, and traces that do not belong together."""
+        if not self.strength > 0:
+            raise ValueError(
+                f"`strength` was given as {self.strength}. A positive number was needed. "
+                "Write for example `NormalWishart(gram, cross, strength=1.0)`."
+            )
+        if self.gram.shape != (*self.cross.shape, *self.cross.shape):
+            raise ValueError(
+                f"Traces of shapes {self.gram.shape} and {self.cross.shape} were given. A square matrix and a vector "
+                "of the same length were needed. Write for example `NormalWishart(jnp.eye(3), jnp.zeros(3))`."
+            )
+
 
 def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: DTypeLike) -> NormalWishart:
     r"""The prior \(V_0 = v_0 I\), whose blocks have traces \(D v_0\) and zero."""
@@ -33,7 +46,7 @@ def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: DTypeLike
 
 
 def posterior(
-    prior: NormalWishart, average: Moments, num_samples: Float[Array, ""]
+    prior: NormalWishart, average: Moments, num_samples: float | Float[Array, ""]
 ) -> tuple[Float[Array, "variate variate"], Float[Array, "variate"]]:
     r"""Expected \(C^\top C\) and \(C^\top h\) of the next evaluation, given `num_samples` earlier ones.
 

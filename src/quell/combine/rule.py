@@ -7,7 +7,7 @@ import equinox as eqx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from quell.combine.moments import MomentState, averages, effective_samples, init_moments, observe
+from quell.combine.moments import Moments, MomentState, init_moments, observe, samples_per_mass
 from quell.combine.prior import NormalWishart, isotropic
 from quell.combine.solve import solve
 
@@ -55,14 +55,15 @@ class Rule(eqx.Module):
             num_units: independent units a step.
             num_params: length of the gradient.
         """
-        average = averages(state)
-        num_variates = average.cross.shape[0]
+        # The average times the effective number of samples is the total times the samples that a unit of mass stands
+        # for; so each variate counts by its own mass, also one that was dropped at most steps.
+        total = Moments.from_joint(state.total)
+        num_variates = total.cross.shape[0]
         if num_variates == 0:
-            return average.cross
-        prior = self.prior or isotropic(
-            self.v0, num_params=num_params, num_variates=num_variates, dtype=average.cross.dtype
-        )
-        return solve(prior, average, effective_samples(state, num_units=num_units, decay=self.decay))
+            return total.cross
+        dtype = total.cross.dtype
+        prior = self.prior or isotropic(self.v0, num_params=num_params, num_variates=num_variates, dtype=dtype)
+        return solve(prior, total, samples_per_mass(num_units=num_units, decay=self.decay))
 
     def observe(self, state: MomentState, joint: Float[Array, "joint joint"]) -> MomentState:
         """Take in the inner products of the current step."""

@@ -8,7 +8,7 @@ from quell.combine.moments import Moments
 from quell.combine.prior import NormalWishart, posterior
 
 
-def solve(prior: NormalWishart, average: Moments, num_samples: Float[Array, ""]) -> Float[Array, "variate"]:
+def solve(prior: NormalWishart, average: Moments, num_samples: float | Float[Array, ""]) -> Float[Array, "variate"]:
     r"""Minimise the expected squared norm of \(h + Ca\) under the posterior.
 
     \(a = -(P/M + \overline{C^\top C})^{-1}(p/M + \overline{C^\top h})\). With a zero prior this is the

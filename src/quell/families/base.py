@@ -31,7 +31,7 @@ class AbstractFamily(eqx.Module):
 
     @abstractmethod
     def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
-        """Parameters to start from: mean zero, scale one, unless the family was told otherwise."""
+        """Parameters to start from: mean zero and a small scale, unless the family was told otherwise."""
 
     @abstractmethod
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
@@ -48,6 +48,10 @@ class AbstractFamily(eqx.Module):
     @abstractmethod
     def mean(self, params: PyTree) -> Float[Array, "latent"]:
         r"""First moment \(E Z\)."""
+
+    @abstractmethod
+    def variance(self, params: PyTree) -> Float[Array, "latent"]:
+        """Variance of each coordinate."""
 
     @abstractmethod
     def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:

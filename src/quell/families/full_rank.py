@@ -71,6 +71,9 @@ class FullRank(AbstractFamily):
     def mean(self, params: PyTree) -> Float[Array, "latent"]:
         return params.loc
 
+    def variance(self, params: PyTree) -> Float[Array, "latent"]:
+        return jnp.sum(self.scale_tril(params) ** 2, axis=1)
+
     def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         tril = self.scale_tril(params)
         return (rows @ tril) @ tril.T

@@ -60,7 +60,7 @@ class FullRankParticles(AbstractParticles):
     def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
         if not per_sample:
             return Parts(exacts=(Exact(self._quadratic_grad(quadratic)),))
-        if 2 * quadratic.curvature.rank > self.at.loc.shape[0]:
+        if quadratic.curvature.rank**2 > self.at.loc.shape[0]:
             return Parts(dense=jax.vmap(self._quadratic_grad)(quadratic))
         left, right = jax.vmap(lambda q: q.curvature.factors())(quadratic)
         location = jax.vmap(lambda q: q.grad(self.at.loc))(quadratic)

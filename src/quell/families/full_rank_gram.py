@@ -50,9 +50,11 @@ class FullRankGram:
         owners = [owner for owner, _ in self.exacts] + [owner for owner, _ in self.outers] + self.heavy_owners
         if not owners:
             return own / self.at.noise.shape[0]
-        member = jnp.asarray(np.arange(self.num)[:, None] == np.array(owners), own.dtype)
-        cross = self.paths @ self._push().T @ member.T
-        return (own + cross + cross.T + member @ self._pieces() @ member.T) / self.at.noise.shape[0]
+        # Sums by index, not by a product with zeros and ones: zero times NaN would spread a NaN to all samples.
+        at = np.array(owners)
+        cross = jnp.zeros_like(own).at[:, at].add(self.paths @ self._push().T)
+        rest = jnp.zeros_like(own).at[at[:, None], at].add(self._pieces())
+        return (own + cross + cross.T + rest) / self.at.noise.shape[0]
 
     # Push-forwards through the Cholesky transport: inner products with paths
 
@@ -126,7 +128,10 @@ class FullRankGram:
         """Location `[heavy, sample, latent]` and scale `[latent, heavy, sample, latent]` of heavy pieces."""
         empty = jnp.zeros_like(self.at.noise)
         loc = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples])
-        scale = self.at.root.pullback_rows(loc, self.at.noise) * self.at.mask[:, None, None]
+        if any("symmetric" in sample.paths for sample in samples):
+            scale = self.at.root.pullback_rows(loc, self.at.noise) * self.at.mask[:, None, None]
+        else:
+            scale = jnp.zeros((loc.shape[-1], *loc.shape), loc.dtype)
         for k, sample in enumerate(samples):
             if sample.dense is not None:
                 loc = loc.at[k].add(sample.dense.loc)

@@ -68,8 +68,11 @@ class MeanField(AbstractFamily):
     def mean(self, params: PyTree) -> Float[Array, "latent"]:
         return params.loc
 
+    def variance(self, params: PyTree) -> Float[Array, "latent"]:
+        return diagonal_from(params.scale, log_scale=self.log_scale).value ** 2
+
     def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
-        return rows * diagonal_from(params.scale, log_scale=self.log_scale).value ** 2
+        return rows * self.variance(params)
 
     def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> "MeanFieldParticles":
         return MeanFieldParticles(self, params, noise)

@@ -2,6 +2,8 @@
 """The quiet gradient as `init` and `update`, for any loop."""
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,6 +16,17 @@ from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
 from quell.variates import BaseGradient, ControlVariate
+
+
+def _listed(variates: Any) -> tuple[ControlVariate, ...]:
+    if isinstance(variates, Iterable) and not isinstance(variates, str):
+        listed = tuple(variates)
+        if all(isinstance(variate, ControlVariate) for variate in listed):
+            return listed
+    raise TypeError(
+        f"`variates` was given as {variates!r}. A list of control variates was needed. "
+        "Write for example `variates=quell.paper.variates('S7')`, or `variates=()` for none."
+    )
 
 
 class GradientState(eqx.Module):
@@ -33,7 +46,8 @@ class GradientInfo(eqx.Module):
 
     Args:
         elbo: an unbiased estimate, in nats, over all data.
-        base_sq_norm: squared norm of the base gradient of one replicate, averaged over replicates.
+        base_sq_norm: squared norm of the base gradient of one independent unit (a replicate, or all of them where
+            they share a minibatch), averaged over units, for the ELBO a datum.
         combined_sq_norm: the same of the combined gradient: what the rule makes small.
         weights: of the variates, as used.
         dropped: variates left out of this step because they were not finite.
@@ -73,7 +87,7 @@ class Gradient(eqx.Module):
     """
 
     problem: Problem
-    variates: tuple[ControlVariate, ...] = eqx.field(default=(), converter=tuple)
+    variates: tuple[ControlVariate, ...] = eqx.field(default=(), converter=_listed)
     base: BaseGradient = BaseGradient()
     sampler: Sampler = Sampler()
     rule: Rule = Rule()
@@ -89,6 +103,11 @@ class Gradient(eqx.Module):
                     f"{what} was given for {self.problem.model} with {type(self.problem.family).__name__}. "
                     f"It cannot be used: {reason}. Leave it out, or change its estimators."
                 )
+        if self.rule.prior is not None and self.rule.prior.cross.shape != (len(self.variates),):
+            raise ValueError(
+                f"A prior for {self.rule.prior.cross.shape[0]} variates was given for {len(self.variates)}. "
+                "Equal numbers were needed. Write `NormalWishart(gram, cross)` with one row for each variate."
+            )
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise ValueError(

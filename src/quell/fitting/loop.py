@@ -103,11 +103,12 @@ def run_loop(
         num_steps: in all, counted from the state's step.
         after_chunk: sees the state and the history of each chunk, between chunks only.
     """
+    first = int(state.step)
     done, length = 0, min(_FIRST_CHUNK, num_steps)
     while done < num_steps and bool(state.is_finite):
         start = time.perf_counter()
         state, infos = run_chunk(gradient, optimizer, key, state, jnp.asarray(length))
-        taken = int(state.step) - done
+        taken = int(state.step) - first - done
         seconds = time.perf_counter() - start
         done += taken
         after_chunk(state, jax.tree.map(lambda leaf, n=taken: leaf[:n], jax.device_get(infos)))

@@ -48,10 +48,7 @@ class FitResult(eqx.Module):
     @property
     def std(self) -> Any:
         """Standard deviation of each coordinate, in the shape the model takes."""
-        mean = self.problem.family.mean(self.params)
-        rows = jnp.eye(mean.shape[0], dtype=mean.dtype)
-        variance = jnp.diagonal(self.problem.family.covariance_product(self.params, rows))
-        return self.problem.model.unravel(jnp.sqrt(variance))
+        return self.problem.model.unravel(jnp.sqrt(self.problem.family.variance(self.params)))
 
     def sample(self, key: Key[Array, ""], num: int) -> Any:
         """Draw latents from the fitted distribution, in the shape the model takes, with a leading axis."""
@@ -61,6 +58,7 @@ class FitResult(eqx.Module):
 
     def sample_flat(self, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
         """Draw flat latents."""
+        check_key(key)
         family = self.problem.family
         noise = family.noise(key, num, jax.tree.leaves(self.params)[0].dtype)
         return family.particles(self.params, noise).latents(family.transports[0])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell.checks import check_count, check_key
+from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
 from quell.draw import Sampler
 from quell.families import AbstractFamily
@@ -77,12 +77,17 @@ def fit(
     problem = Problem(model, family)
     gradient = Gradient(
         problem=problem,
-        variates=default_variates(problem) if variates is None else _listed(variates),
+        variates=default_variates(problem) if variates is None else variates,
         base=base or BaseGradient(),
         sampler=sampler or _default_sampler(model),
         rule=rule or Rule(),
     )
     optimizer = optimizer or _default_optimizer(steps)
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(
+            f"`optimizer` was given as {optimizer!r}. An optax optimiser was needed. "
+            "Write for example `optimizer=optax.adam(0.01)`."
+        )
     start = init_loop(gradient, optimizer, family.init() if params is None else _checked(params, family))
     began = time.perf_counter()
     state, pieces, interrupted = _run(gradient, optimizer, key, start, steps, progress)
@@ -136,25 +141,20 @@ def _default_optimizer(steps: int) -> optax.GradientTransformation:
     return optax.adam(optax.cosine_decay_schedule(0.05, steps))
 
 
-def _listed(variates: Iterable[ControlVariate]) -> tuple[ControlVariate, ...]:
-    if isinstance(variates, Iterable) and not isinstance(variates, str):
-        listed = tuple(variates)
-        if all(isinstance(variate, ControlVariate) for variate in listed):
-            return listed
-    raise TypeError(
-        f"`variates` was given as {variates!r}. A list of control variates was needed. "
-        "Write for example `variates=quell.paper.variates('S7')`, or `variates=()` for none."
-    )
-
-
 def _checked(params: PyTree, family: AbstractFamily) -> PyTree:
-    needed, given = (jax.tree.map(jnp.shape, tree) for tree in (jax.eval_shape(lambda: family.init()), params))
-    if needed != given:
+    """Refuse parameters to start from that are not finite numbers in the family's shape."""
+    needed = jax.eval_shape(lambda: family.init())
+    same = jax.tree.structure(needed) == jax.tree.structure(params)
+    if not (same and jax.tree.map(jnp.shape, needed) == jax.tree.map(jnp.shape, params)):
+        given = jax.tree.map(jnp.shape, params)
         raise ValueError(
-            f"`params` were given with shapes {given}. {type(family).__name__}(dim={family.dim}) needed {needed}. "
+            f"`params` were given with shapes {given}. {family} needed {jax.tree.map(jnp.shape, needed)}. "
             "Write for example `params=family.init()` or `params=result.params` of a fit with the same family."
         )
-    return params
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf, float)), params)
+    for leaf in jax.tree.leaves(arrays):
+        check_finite("params", leaf)
+    return arrays
 
 
 def _default_sampler(model: AbstractModel) -> Sampler:

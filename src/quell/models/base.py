@@ -49,6 +49,11 @@ class AbstractModel(eqx.Module):
 
     @property
     @abstractmethod
+    def has_cheap_expansion(self) -> bool:
+        """Whether `expand` costs about as much as a gradient, instead of a dense Hessian."""
+
+    @property
+    @abstractmethod
     def likelihood_is_quadratic(self) -> bool:
         """Whether the log-likelihood is exactly a quadratic in the latent."""
 

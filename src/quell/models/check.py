@@ -54,9 +54,26 @@ def check_model(model: AbstractModel) -> list[str]:
     return [rung for rung, _ in ladder]
 
 
+def check_likelihood_shape(model: AbstractModel) -> None:
+    """Refuse a log-likelihood that does not give one value a datum; nothing is computed.
+
+    Raises:
+        ModelError: with the shape that was found.
+    """
+    like = jax.eval_shape(lambda: jnp.zeros(model.dim))
+    batch = jax.eval_shape(lambda: _rows(model))
+    shape = jax.eval_shape(model.log_likelihood, like, batch).shape
+    reason = _shape_reason(shape, jax.tree.leaves(batch)[0].shape[0])
+    if reason is not None:
+        raise ModelError(reason)
+
+
 def _rows(model: AbstractModel) -> Any:
-    num = min(_NUM_ROWS, model.num_data)
-    return jax.tree.map(lambda x: x[:num], model.data)
+    return jax.tree.map(lambda x: x[: _num_rows(model)], model.data)
+
+
+def _num_rows(model: AbstractModel) -> int:
+    return min(_NUM_ROWS, model.num_data)
 
 
 def _points(model: AbstractModel) -> Array:
@@ -66,7 +83,7 @@ def _points(model: AbstractModel) -> Array:
 
 def _evaluates(model: AbstractModel) -> str | None:
     try:
-        model.log_likelihood(_points(model)[0], _rows(model))
+        jax.eval_shape(model.log_likelihood, _points(model)[0], _rows(model))
     except Exception as error:
         return (
             f"It raised {type(error).__name__}: {error}. A function of (latent, batch) in JAX operations "
@@ -76,12 +93,19 @@ def _evaluates(model: AbstractModel) -> str | None:
 
 
 def _shape(model: AbstractModel) -> str | None:
-    batch = _rows(model)
-    num = jax.tree.leaves(batch)[0].shape[0]
-    shape = jnp.shape(model.log_likelihood(_points(model)[0], batch))
+    """Together and alone: a `squeeze` shows only on a batch of one."""
+    for num in {_num_rows(model), 1}:
+        batch = jax.tree.map(lambda x, n=num: x[:n], model.data)
+        reason = _shape_reason(jnp.shape(model.log_likelihood(_points(model)[0], batch)), num)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _shape_reason(shape: tuple[int, ...], num: int) -> str | None:
     if shape == (num,):
         return None
-    hint = "Drop the final `.sum()`." if shape == () else "Sum over the other axes and keep the first."
+    hint = "Drop the final `.sum()` or `.squeeze()`." if shape == () else "Sum over the other axes and keep the first."
     return f"A batch of {num} data gave shape {shape}. Shape ({num},) was needed, one value a datum. {hint}"
 
 
@@ -94,13 +118,19 @@ def _independent(model: AbstractModel) -> str | None:
     if bool(jnp.allclose(together, alone, rtol=1e-3, atol=1e-5, equal_nan=True)):
         return None
     return (
-        f"Evaluated together three data gave {together}, evaluated alone {alone}. Values that do not see "
+        f"Evaluated together {together.shape[0]} data gave {together}, evaluated alone {alone}. Values that do not see "
         "the rest of the batch were needed. Look for a mean, a sum or a normalisation over the first axis."
     )
 
 
 def _prior_shape(model: AbstractModel) -> str | None:
-    shape = jnp.shape(model.prior.log_prob(_points(model)[0]))
+    try:
+        shape = jax.eval_shape(model.prior.log_prob, _points(model)[0]).shape
+    except Exception as error:
+        return (
+            f"It raised {type(error).__name__}: {error}. A function of the latent in JAX operations was needed. "
+            "Call it by hand on the example of the latent to see where it stops."
+        )
     if shape == ():
         return None
     return f"The log-prior gave shape {shape}. A scalar was needed. Add a `.sum()`."

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
@@ -53,9 +54,10 @@ class Model(AbstractModel):
         latent: PyTree | int,
     ) -> None:
         """Flatten the latent, and check that the data arrays belong together."""
-        if isinstance(latent, int):
+        is_count = isinstance(latent, int | np.integer)
+        if is_count:
             check_count("latent", latent)
-        example = jnp.zeros(latent) if isinstance(latent, int) else latent
+        example = jnp.zeros(int(latent)) if is_count else latent
         self.flat_latent, self.unflatten = ravel_pytree(jax.tree.map(_as_float, example))
         self.likelihood = log_likelihood
         flat = self.unflatten
@@ -75,6 +77,10 @@ class Model(AbstractModel):
 
     def data_expansion(self) -> AbstractDataExpansion | None:
         return None
+
+    @property
+    def has_cheap_expansion(self) -> bool:
+        return False
 
     @property
     def likelihood_is_quadratic(self) -> bool:

@@ -64,6 +64,10 @@ class LinearPredictor(AbstractModel):
         return LinearDataExpansion.from_data(self.data, self.log_density)
 
     @property
+    def has_cheap_expansion(self) -> bool:
+        return True
+
+    @property
     def likelihood_is_quadratic(self) -> bool:
         return self.is_quadratic
 
@@ -241,7 +245,13 @@ def _linear_data(features: ArrayLike, targets: ArrayLike) -> LinearData:
 
 
 def _signs(labels: ArrayLike) -> np.ndarray:
-    values = np.asarray(labels, dtype=float)
+    try:
+        values = np.asarray(labels, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`labels` were given as {labels!r}. Labels in {{0, 1}} or in {{-1, 1}} were needed. "
+            "Write for example `labels == 'yes'` for an array of words."
+        ) from None
     found = set(np.unique(values).tolist())
     if not (found <= {0.0, 1.0} or found <= {-1.0, 1.0}):
         shown = ", ".join(f"{v:g}" for v in sorted(found)[:5])

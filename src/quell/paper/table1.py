@@ -2,24 +2,15 @@
 """The paper's Table 1: the ELBO after 500 steps, by data set and ensemble."""
 
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from quell.checks import check_count
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
-from quell.paper.ensembles import variates
-from quell.paper.optimum import optimum
-from quell.paper.workers import run_jobs
-
-COLUMNS = ("none", "S4", "S5", "S6", "S7", "c5", "c7")
-
-LEARNING_RATES = {"ionosphere": 0.4, "ionosphere-full": 0.4, "australian": 0.4, "sonar": 0.2}
-"""The largest rates for which one of the paper's estimators converged (its Table 1)."""
+from quell.paper.sweep import COLUMNS, Sweep, run_sweep
 
 _IONOSPHERE = (-157.3, -112.5, -85.3, -85.3, -72.0, -110.1, -75.6)
 _AUSTRALIAN = (-378.2, -357.2, -255.1, -255.0, -251.8, -259.4, -254.4)
@@ -103,16 +94,6 @@ class Cell:
         }
 
 
-class _Job(NamedTuple):
-    """What a worker needs to know to fill one cell."""
-
-    dataset: Dataset
-    column: str
-    num_runs: int
-    num_steps: int
-    seed: int
-
-
 def run_table1(
     datasets: Sequence[Dataset],
     columns: Sequence[str] = COLUMNS,
@@ -121,62 +102,22 @@ def run_table1(
     num_steps: int = protocol.STEPS,
     seed: int = 0,
     num_workers: int = 1,
-    on_cell: Callable[[Cell], None] = lambda cell: None,
+    on_cell: Callable[[Sweep], None] = lambda sweep: None,
 ) -> list[Cell]:
-    """Run the cells of Table 1, all runs of a cell in one compiled program.
-
-    Args:
-        datasets: rows of the table.
-        columns: names of ensembles.
-        num_runs: a cell.
-        num_steps: a run.
-        seed: run k of every cell sees the same draws.
-        num_workers: processes that share the cells; see `quell.paper.workers.run_jobs`.
-        on_cell: sees each cell as it is done.
-    """
-    check_count("runs", num_runs)
-    check_count("steps", num_steps)
-    jobs = [_Job(data, column, num_runs, num_steps, seed) for data in datasets for column in columns]
-    order = sorted(range(len(jobs)), key=lambda k: _size(jobs[k]), reverse=True)
-    cells: dict[int, Cell] = {}
-    for number, cell in run_jobs(_run_cell, [jobs[k] for k in order], num_workers=num_workers):
-        cells[order[number]] = cell
-        on_cell(cell)
-    return [cells[k] for k in range(len(jobs))]
-
-
-def _size(job: _Job) -> float:
-    return job.dataset.features.shape[1] ** 2 * (1 + len(variates(job.column)))
-
-
-def _run_cell(job: _Job) -> Cell:
-    began = time.perf_counter()
-    problem = protocol.paper_problem(job.dataset)
-    rate = LEARNING_RATES[job.dataset.name]
-    curves = protocol.elbo_curves(
-        protocol.paper_gradient(problem, job.column),
-        learning_rates=[rate],
-        num_runs=job.num_runs,
-        num_steps=job.num_steps,
-        record_every=record_interval(job.num_steps),
-        seed=job.seed,
-    )[0]
-    return Cell(
-        dataset=job.dataset.name,
-        num_data=job.dataset.num_data,
-        learning_rate=rate,
-        variates=job.column,
-        steps=job.num_steps,
-        curves=curves,
-        optimum=optimum(job.dataset),
-        seconds=time.perf_counter() - began,
+    """Run the cells of Table 1: `run_sweep` at the paper's learning rates alone."""
+    sweeps = run_sweep(
+        datasets,
+        columns,
+        factors=(1.0,),
+        num_runs=num_runs,
+        num_steps=num_steps,
+        seed=seed,
+        num_workers=num_workers,
+        on_cell=on_cell,
     )
-
-
-def record_interval(num_steps: int) -> int:
-    """Steps between two records: the largest divisor of the steps that gives at least fifty records."""
-    most = max(1, num_steps // 50)
-    return max(k for k in range(1, most + 1) if num_steps % k == 0)
+    return [
+        Cell(s.dataset, s.num_data, s.rates[0], s.variates, s.steps, s.curves[0], s.optimum, s.seconds) for s in sweeps
+    ]
 
 
 def _finite(value: float) -> float | None:
