@@ -329,3 +329,31 @@ def test_a_variate_that_is_sometimes_nan_is_dropped_and_counted(key):
     leaves = jax.tree.leaves((result.params, result.state, result.history))
     assert all(np.isfinite(leaf).all() for leaf in leaves)
     assert f"dropped  broken(prior): rp - cf {dropped.sum()} times" in repr(result)
+
+
+@pytest.mark.parametrize("family", [quell.MeanField(2), quell.FullRank(2)])
+def test_mean_and_std_are_those_of_the_params(family, key):
+    model = quell.Model(
+        lambda z, x: -0.5 * (x - z["a"] - z["b"]) ** 2, quell.NormalPrior(), jnp.ones(3), {"a": jnp.ones(()), "b": 1.0}
+    )
+    result = quell.fit(model, family, steps=5, key=key)
+    covariance = family.covariance_product(result.params, jnp.eye(2))
+    np.testing.assert_allclose([result.mean["a"], result.mean["b"]], family.mean(result.params), **tolerances.EXACT)
+    np.testing.assert_allclose(
+        [result.std["a"], result.std["b"]], jnp.sqrt(jnp.diagonal(covariance)), **tolerances.EXACT
+    )
+
+
+@pytest.mark.parametrize(("optimizer", "needed"), [(0.1, "An optax optimiser was needed")])
+@pytest.mark.usefixtures("unchecked")
+def test_an_optimizer_that_is_none_is_explained(optimizer, needed, key):
+    model = quell.logistic_regression([[1.0], [2.0]], [0, 1])
+    with pytest.raises(TypeError, match=needed):
+        quell.fit(model, quell.MeanField(1), optimizer=optimizer, steps=1, key=key)
+
+
+@pytest.mark.parametrize("wrong", [lambda z, x: jnp.sum(x * z), lambda z, x: x[:, None] * x * z])
+def test_a_likelihood_of_the_wrong_shape_is_refused_before_the_fit(wrong, key):
+    model = quell.Model(wrong, quell.NormalPrior(), jnp.ones(5), 1)
+    with pytest.raises(quell.ModelError, match=r"Shape \(3,\) was needed, one value a datum"):
+        quell.fit(model, quell.MeanField(1), steps=1, key=key)

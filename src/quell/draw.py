@@ -11,6 +11,9 @@ from quell.checks import check_count, check_key
 from quell.families import AbstractFamily
 from quell.problem import Problem
 
+FLOYD_LIMIT = 32
+"""Above this multiple of the data, the square of the batch size makes sorting all data the faster way."""
+
 
 class Draw(eqx.Module):
     """All the randomness of one step.
@@ -81,7 +84,7 @@ class Sampler(eqx.Module):
     def _index(self, key: Key[Array, ""], num: int, size: int, num_data: int) -> Int[Array, "sample datum"]:
         if self.replace or size == 1:
             return jax.random.randint(key, (num, size), 0, num_data)
-        if size**2 <= 32 * num_data:
+        if size**2 <= FLOYD_LIMIT * num_data:
             return _distinct(key, num, size, num_data)
         return jax.lax.top_k(jax.random.uniform(key, (num, num_data)), size)[1]
 

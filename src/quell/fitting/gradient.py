@@ -18,7 +18,8 @@ from quell.problem import Problem
 from quell.variates import BaseGradient, ControlVariate
 
 
-def _listed(variates: Any) -> tuple[ControlVariate, ...]:
+def list_variates(variates: Any) -> tuple[ControlVariate, ...]:
+    """Refuse what is not a list of control variates."""
     if isinstance(variates, Iterable) and not isinstance(variates, str):
         listed = tuple(variates)
         if all(isinstance(variate, ControlVariate) for variate in listed):
@@ -87,7 +88,7 @@ class Gradient(eqx.Module):
     """
 
     problem: Problem
-    variates: tuple[ControlVariate, ...] = eqx.field(default=(), converter=_listed)
+    variates: tuple[ControlVariate, ...] = eqx.field(default=(), converter=list_variates)
     base: BaseGradient = BaseGradient()
     sampler: Sampler = Sampler()
     rule: Rule = Rule()

@@ -15,7 +15,7 @@ from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
 from quell.draw import Sampler
 from quell.families import AbstractFamily
-from quell.fitting.gradient import Gradient, GradientInfo
+from quell.fitting.gradient import Gradient, GradientInfo, list_variates
 from quell.fitting.history import History
 from quell.fitting.loop import LoopState, init_loop, run_loop
 from quell.fitting.progress import progress_bar
@@ -77,7 +77,7 @@ def fit(
     problem = Problem(model, family)
     gradient = Gradient(
         problem=problem,
-        variates=default_variates(problem) if variates is None else variates,
+        variates=default_variates(problem) if variates is None else list_variates(variates),
         base=base or BaseGradient(),
         sampler=sampler or _default_sampler(model),
         rule=rule or Rule(),
