@@ -204,6 +204,7 @@ def test_an_infinite_product_of_two_variates_does_not_stay():
     assert bool(jnp.all(jnp.isfinite(rule.weights(state, num_units=1, num_params=3))))
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("gram", "cross", "strength"), [(jnp.eye(2), jnp.zeros(3), 1.0), (jnp.eye(2), jnp.zeros(2), 0.0)]
 )

@@ -45,8 +45,8 @@ def figure1(
     from quell.paper.plots import draw_figure1
 
     check_counts(steps=steps)
-    check_out(out)
     data = load_all(split_names("data set", dataset, NAMES)[:1], data_dir)[0]
+    check_out(out)
     options = {"num_steps": 60, "num_evaluations": 500} if quick else {"num_steps": steps}
     with progress(1) as advance:
         result = run_figure1(data, seed=seed, **options)
@@ -71,8 +71,7 @@ def figure2(
     """The ELBO against the iteration at two learning rates, and at the best one for each iteration."""
     from quell.paper.plots import draw_figure2
 
-    check_out(out)
-    sweeps = _sweep(datasets, runs, data_dir, seed, quick=quick)
+    sweeps = _sweep(datasets, runs, data_dir, out, seed, quick=quick)
     _finish(sweeps, out, "figure2", draw_figure2)
 
 
@@ -87,8 +86,7 @@ def figure3(
     """The ELBO after 500 iterations against the learning rate."""
     from quell.paper.plots import draw_figure3
 
-    check_out(out)
-    sweeps = _sweep(datasets, runs, data_dir, seed, quick=quick)
+    sweeps = _sweep(datasets, runs, data_dir, out, seed, quick=quick)
     _finish(sweeps, out, "figure3", draw_figure3)
 
 
@@ -104,8 +102,8 @@ def figure4(
     from quell.paper.plots import draw_figure4
 
     check_counts(repetitions=repetitions)
-    check_out(out)
     data = load_all(split_names("data set", dataset, NAMES)[:1], data_dir)[0]
+    check_out(out)
     repetitions = min(repetitions, 20) if quick else repetitions
     panels: list[Panel] = []
     with progress(3) as advance:
@@ -117,9 +115,10 @@ def figure4(
     output_console().print(f"Written to {out / 'figure4.png'} and {out / 'figure4.json'}")
 
 
-def _sweep(datasets: str, runs: int, data_dir: Path | None, seed: int, *, quick: bool) -> list[Sweep]:
+def _sweep(datasets: str, runs: int, data_dir: Path | None, out: Path, seed: int, *, quick: bool) -> list[Sweep]:
     check_counts(runs=runs)
     loaded = load_all(split_names("data set", datasets, NAMES), data_dir)
+    check_out(out)
     columns, steps = COLUMNS, protocol.STEPS
     if quick:
         loaded, columns, runs, steps = loaded[:1], ("none", "c5", "c7"), 2, 100

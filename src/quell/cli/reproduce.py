@@ -52,8 +52,8 @@ def table1(
     columns = split_names("ensemble", variates, [*SUBSETS, *VARIATES])
     names = split_names("data set", datasets, NAMES)
     check_counts(runs=runs, steps=steps)
-    check_out(out)
     loaded = load_all(names, data_dir)
+    check_out(out)
     with progress(len(loaded) * len(columns)) as advance:
         cells = run_table1(
             loaded,

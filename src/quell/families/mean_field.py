@@ -28,7 +28,7 @@ class MeanField(AbstractFamily):
     Example:
         >>> import quell
         >>> quell.MeanField(3)
-        MeanField(dim=3, log_scale=True, init_scale=0.1)
+        MeanField(dim=3)
     """
 
     dim: int

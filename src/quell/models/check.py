@@ -94,7 +94,7 @@ def _evaluates(model: AbstractModel) -> str | None:
 
 def _shape(model: AbstractModel) -> str | None:
     """Together and alone: a `squeeze` shows only on a batch of one."""
-    for num in {_num_rows(model), 1}:
+    for num in (_num_rows(model), 1):
         batch = jax.tree.map(lambda x, n=num: x[:n], model.data)
         reason = _shape_reason(jnp.shape(model.log_likelihood(_points(model)[0], batch)), num)
         if reason is not None:

@@ -69,16 +69,18 @@ def run_figure1(
     sq_norm: dict[str, list[float]] = {}
     for column in COLUMNS:
         rows = rows_of(column)
-        weights = [_weights(gradient, MomentState(t, m), rows) for t, m in zip(totals, masses, strict=True)]
+        weights = [_weights(gradient, t, m, rows) for t, m in zip(totals, masses, strict=True)]
         sq_norm[column] = [expected_sq_norm(j, w, rows) for j, w in zip(joints, weights, strict=True)]
     settings = {"learning_rate": LEARNING_RATE, "evaluations": num_evaluations, "seed": seed, "followed": FULL}
     steps = [k * record_every for k in range(len(joints))]
     return Figure1(dataset.name, steps, sq_norm, np.asarray(exact, np.float64).tolist(), settings)
 
 
-def _weights(gradient: Gradient, state: MomentState, rows: list[int]) -> Float[np.ndarray, "variate"]:
+def _weights(
+    gradient: Gradient, total: Float[np.ndarray, "j j"], mass: Float[np.ndarray, "j j"], rows: list[int]
+) -> Float[np.ndarray, "variate"]:
     block = np.ix_([0, *rows], [0, *rows])
-    some = MomentState(jnp.asarray(state.total[block]), jnp.asarray(state.mass[block]))
+    some = MomentState(jnp.asarray(total[block]), jnp.asarray(mass[block]))
     rule: Rule = gradient.rule
     num_params = gradient.problem.family.num_params
     return np.asarray(rule.weights(some, num_units=gradient.sampler.num_units, num_params=num_params))
