@@ -113,8 +113,7 @@ class FullRankParticles(AbstractParticles):
     def _dense_path(self, name: str, cotangent: Latents) -> LocationScale:
         if name == "cholesky":
             return self._dense_outer(Outer(cotangent, cotangent[:, None], self.at.noise[:, None]))
-        scale = jnp.moveaxis(self.at.root.pullback_rows(cotangent, self.at.noise), 0, 1)
-        return LocationScale(cotangent, self.at.mask * (scale))
+        return LocationScale(cotangent, self.at.mask * self.at.root.pullback_rows(cotangent, self.at.noise))
 
     def _dense_outer(self, outer: Outer) -> LocationScale:
         return LocationScale(outer.location, self.at.mask * (jnp.einsum("nki,nkj->nij", outer.left, outer.right)))

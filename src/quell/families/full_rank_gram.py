@@ -23,8 +23,8 @@ Scale = Float[Array, "latent latent"] | Float[Array, "latent"]
 class FullRankGram:
     """The pieces of several samples, sorted by kind: Cholesky paths, shared, low-rank and heavy ones.
 
-    A heavy piece is a full matrix a replicate: a symmetric path, or what came without structure. They are kept
-    with the replicates in the middle, so that their products with a matrix are one large product.
+    A heavy piece is a full matrix a replicate: a symmetric path, or what came without structure. They are read as
+    seldom as possible: once by all vectors that they are applied to, once by all weights, once by each pair.
 
     Args:
         at: the draw.
@@ -42,6 +42,7 @@ class FullRankGram:
         self.heavy_owners = heavy
         if heavy:
             self.heavy_loc, self.heavy_scale = self._heavy([samples[i] for i in heavy])
+            self.heavy_moved = self._push_heavy()
 
     def gram(self) -> Float[Array, "variate variate"]:
         """Inner products of the samples, averaged over replicates."""
@@ -62,8 +63,7 @@ class FullRankGram:
         pushed = [self._push_exact(exact) for _, exact in self.exacts]
         pushed += [self._push_outer(outer) for _, outer in self.outers]
         if self.heavy_owners:
-            tangent = self.heavy_scale * self.at.mask[:, None, None]
-            pushed += list(self.heavy_loc + jnp.einsum("ikrj,rj->kri", tangent, self.at.noise))
+            pushed += list(jnp.moveaxis(self.heavy_loc + self.heavy_moved[..., 0], 1, 0))
         return _rows(pushed)
 
     def _push_exact(self, exact: Exact) -> Latents:
@@ -85,7 +85,7 @@ class FullRankGram:
         )
         if not num_heavy:
             return light
-        rows = [self._exact_heavy(e) for _, e in self.exacts] + [self._outer_heavy(o) for _, o in self.outers]
+        rows = self._exacts_heavy() + self._outers_heavy()
         corner = jnp.stack(rows) if rows else jnp.zeros((0, num_heavy), self.paths.dtype)
         return _block(light, corner, self._heavy_heavy())
 
@@ -106,37 +106,60 @@ class FullRankGram:
         scales = jnp.sum(one.left[:, :, None] * two.left[:, None] * lower)
         return jnp.sum(one.location * two.location) + scales
 
-    def _exact_heavy(self, exact: Exact) -> Float[Array, "heavy"]:
-        scale = exact.value.scale
-        spec = "ikrj,ij->kr" if scale.ndim == 2 else "ikri,i->kr"
-        scales = jnp.einsum(spec, self.heavy_scale, scale)
-        return (scales + self.heavy_loc @ exact.value.loc) @ self.at.weight(exact)
+    def _exacts_heavy(self) -> list[Float[Array, "heavy"]]:
+        if not self.exacts:
+            return []
+        unweighted = jnp.sum(self.heavy_loc, 0), jnp.sum(self.heavy_scale, 0)
+        return [self._exact_heavy(exact, *unweighted) for _, exact in self.exacts]
 
-    def _outer_heavy(self, outer: Outer) -> Float[Array, "heavy"]:
-        tangent = self.heavy_scale * self.at.mask[:, None, None]
-        moved = jnp.einsum("ikrj,rmj->krmi", tangent, outer.right)
-        return jnp.sum(moved * outer.left, axis=(1, 2, 3)) + jnp.sum(self.heavy_loc * outer.location, axis=(1, 2))
+    def _exact_heavy(self, exact: Exact, loc: Array, scale: Array) -> Float[Array, "heavy"]:
+        value = exact.value
+        if exact.weight is not None:
+            loc = jnp.sum(exact.weight[:, None, None] * self.heavy_loc, 0)
+            scale = jnp.sum(exact.weight[:, None, None, None] * self.heavy_scale, 0)
+        scales = jnp.einsum("kij,ij->k" if value.scale.ndim == 2 else "kii,i->k", scale, value.scale)
+        return loc @ value.loc + scales
+
+    def _outers_heavy(self) -> list[Float[Array, "heavy"]]:
+        products, at = [], 1
+        for _, outer in self.outers:
+            end = at + outer.right.shape[1]
+            scales = jnp.einsum("rkim,rmi->k", self.heavy_moved[..., at:end], outer.left)
+            products.append(scales + jnp.einsum("rki,ri->k", self.heavy_loc, outer.location))
+            at = end
+        return products
 
     def _heavy_heavy(self) -> Float[Array, "heavy heavy"]:
-        locs = _rows(list(self.heavy_loc))
-        scales = [self.heavy_scale[:, k] for k in range(len(self.heavy_owners))]
-        return locs @ locs.T + _pairwise(scales, lambda one, two: jnp.sum(one * two))
+        num = len(self.heavy_owners)
+        locs, scales = ([leaf[:, k] for k in range(num)] for leaf in (self.heavy_loc, self.heavy_scale))
+        return _pairwise(locs, _inner) + _pairwise(scales, _inner)
 
     # Pieces
 
-    def _heavy(self, samples: Sequence[Parts]) -> tuple[Float[Array, "heavy sample latent"], Array]:
-        """Location `[heavy, sample, latent]` and scale `[latent, heavy, sample, latent]` of heavy pieces."""
+    def _heavy(
+        self, samples: Sequence[Parts]
+    ) -> tuple[Float[Array, "sample heavy latent"], Float[Array, "sample heavy latent latent"]]:
+        """Location and scale of heavy pieces."""
         empty = jnp.zeros_like(self.at.noise)
-        loc = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples])
+        loc = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples], axis=1)
         if any("symmetric" in sample.paths for sample in samples):
-            scale = self.at.root.pullback_rows(loc, self.at.noise) * self.at.mask[:, None, None]
+            scale = self.at.mask * self.at.root.pullback_rows(loc, self.at.noise)
         else:
-            scale = jnp.zeros((loc.shape[-1], *loc.shape), loc.dtype)
+            scale = jnp.zeros((*loc.shape, loc.shape[-1]), loc.dtype)
         for k, sample in enumerate(samples):
             if sample.dense is not None:
-                loc = loc.at[k].add(sample.dense.loc)
-                scale = scale.at[:, k].add(jnp.moveaxis(sample.dense.scale, 1, 0))
+                loc = loc.at[:, k].add(sample.dense.loc)
+                scale = scale.at[:, k].add(sample.dense.scale)
         return loc, scale
+
+    def _push_heavy(self) -> Float[Array, "sample heavy latent vector"]:
+        """Heavy scales, as directions of the scale matrix, times the noise and all outer products' right sides."""
+        num, heavy, dim, _ = self.heavy_scale.shape
+        vectors = jnp.concatenate([self.at.noise[:, None], *(outer.right for _, outer in self.outers)], axis=1)
+        moved = self.heavy_scale.reshape(num, heavy * dim, dim) @ jnp.swapaxes(vectors, 1, 2)
+        # Directions and cotangents differ by the slope of the diagonal alone: no need to multiply whole matrices.
+        diagonal = (self.at.slope - 1.0) * jnp.diagonal(self.heavy_scale, axis1=2, axis2=3)
+        return moved.reshape(num, heavy, dim, -1) + diagonal[..., None] * jnp.swapaxes(vectors, 1, 2)[:, None]
 
     def _lower(self, one: Array, two: Array) -> Array:
         r"""Row sums of \(\mathrm{tril}\): \(\sum_{j\le i} b_j b'_j\), the diagonal weighed by its squared slope."""
@@ -156,10 +179,14 @@ def _times(rows: Float[Array, "*batch latent"], scale: Scale) -> Float[Array, "*
     return rows @ scale.T if scale.ndim == 2 else rows * scale
 
 
+def _inner(one: Array, two: Array) -> Float[Array, ""]:
+    return jnp.sum(one * two)
+
+
 def _inner_scales(one: Scale, two: Scale) -> Float[Array, ""]:
     if one.ndim != two.ndim:
         one, two = (jnp.diagonal(scale) if scale.ndim == 2 else scale for scale in (one, two))
-    return jnp.sum(one * two)
+    return _inner(one, two)
 
 
 def _pairwise(arrays: Sequence[Array], inner: Callable[[Array, Array], Array]) -> Float[Array, "row row"]:

@@ -46,17 +46,16 @@ class SymmetricRoot(eqx.Module):
         return self.basis @ (solved @ self.carried)
 
     def pullback_rows(
-        self, cotangent: Float[Array, "*batch sample latent"], noise: Float[Array, "sample latent"]
-    ) -> Float[Array, "latent *batch sample latent"]:
+        self, cotangent: Float[Array, "sample *batch latent"], noise: Float[Array, "sample latent"]
+    ) -> Float[Array, "sample *batch latent latent"]:
         r"""As `pullback`, for each row of cotangents \(g\) and noise \(\epsilon\) by itself.
 
-        The first axis of the result is that of the matrix's rows, so that all of them are two large products.
+        All of them are two large products of the form "many rows times one matrix", which is where libraries are
+        fastest; \(Y\) is symmetric, so the second one may begin with the transposed first.
         """
-        g, e = jnp.moveaxis(cotangent @ self.basis, -1, 0), jnp.moveaxis(noise @ self.basis, -1, 0)
-        e = jnp.broadcast_to(e.reshape(e.shape[0], *(1,) * (g.ndim - 2), e.shape[1]), g.shape)
-        rows = g.reshape(g.shape[0], -1)
-        others = e.reshape(e.shape[0], -1)
-        outer = rows[:, :, None] * others.T + others[:, :, None] * rows.T
-        solved = outer / (self.values[:, None] + self.values)[:, None]
-        half = (solved.reshape(-1, self.values.shape[0]) @ self.carried).reshape(g.shape[0], -1)
-        return (self.basis @ half).reshape(*g.shape, -1)
+        g, e = cotangent @ self.basis, noise @ self.basis
+        e = e.reshape(e.shape[0], *(1,) * (g.ndim - 2), e.shape[1])
+        outer = g[..., :, None] * e[..., None, :] + e[..., :, None] * g[..., None, :]
+        solved = outer / (self.values[:, None] + self.values)
+        half = jnp.swapaxes(solved @ self.basis.T, -1, -2)
+        return half @ self.carried
