@@ -132,7 +132,7 @@ BAD = {
 
 @pytest.mark.parametrize("words", BAD)
 def test_bad_options_are_refused_before_anything_is_run(words, tmp_path, monkeypatch):
-    monkeypatch.setattr("quell.cli.reproduce.run_table1", pytest.fail)
+    monkeypatch.setattr("quell.cli.table1.run_all", pytest.fail)
     result = _run(*words.split(), "--out", tmp_path / "out")
     assert result.exit_code == 2
     printed = " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())

@@ -9,16 +9,16 @@ from typer.testing import CliRunner
 
 from quell.cli.app import app
 from quell.paper import load
-from quell.paper.figure1 import run_figure1
-from quell.paper.figure4 import artificial_dataset, run_panel
-from quell.paper.sweep import FACTORS, run_sweep
+from quell.paper.figure1 import Figure1Experiment
+from quell.paper.figure4 import PanelExperiment, artificial_dataset
+from quell.paper.sweep import COLUMNS, FACTORS, SweepExperiment
 
 PNG = b"\x89PNG\r\n"
 
 
 def test_figure1_shows_what_each_ensemble_removes():
-    figure = run_figure1(load("ionosphere"), num_steps=40, num_evaluations=300)
-    variances = {column: figure.variance(column) for column in figure.sq_norm}
+    figure = Figure1Experiment(load("ionosphere"), num_steps=40, num_evaluations=300).run()
+    variances = dict(zip(COLUMNS, figure.variance, strict=True))
     assert np.ptp([variances[column][0] for column in variances]) == 0.0, "before the first step all weights are zero"
     last = {column: values[-10:].mean() for column, values in variances.items()}
     assert 0 < last["S7"] < last["S5"] < last["S4"] < last["none"]
@@ -26,14 +26,15 @@ def test_figure1_shows_what_each_ensemble_removes():
 
 
 def test_figure4_has_more_evaluations_below_fewer_and_all_between_best_and_base():
-    panel = run_panel(artificial_dataset(), repetitions=10)
-    least = [min(panel.sq_norm[size]) for size in (10, 50, 200)]
-    assert panel.best_sq_norm <= least[2] <= least[1] <= least[0] < panel.base_sq_norm
-    assert panel.sq_norm[10][-1] > min(panel.sq_norm[10]), "a very strong belief in uselessness costs"
+    panel = PanelExperiment(artificial_dataset(), repetitions=10).run()
+    fewest, *_, most = panel.mean
+    assert panel.best_sq_norm <= min(most) < min(fewest) < panel.base_sq_norm
+    assert most[-1] > min(most), "a very strong belief in uselessness costs"
+    assert fewest[0] > 2 * min(fewest), "two evaluations need some belief in it"
 
 
 def test_sweep_spans_slow_and_diverging_rates():
-    sweep = run_sweep([load("ionosphere")], ["c7"], num_runs=2, num_steps=100)[0]
+    sweep = SweepExperiment(load("ionosphere"), "c7", num_runs=2, num_steps=100).run()
     assert sweep.curves.shape == (len(FACTORS), 2, 51)
     final = sweep.median[:, -1]
     best = int(np.argmax(final))
@@ -44,8 +45,16 @@ def test_sweep_spans_slow_and_diverging_rates():
 
 @pytest.mark.parametrize("command", ["figure1 --dataset ionosphere", "figure3 --datasets ionosphere", "figure4"])
 def test_commands_write_a_picture_and_its_numbers(command, tmp_path):
-    result = CliRunner().invoke(app, ["reproduce", *command.split(), "--quick", "--out", str(tmp_path)])
+    words = ["reproduce", *command.split(), "--quick", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     name = command.split()[0]
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
-    assert json.loads((tmp_path / f"{name}.json").read_text())
+    for file in (f"{name}.png", f"{name}-dark.png"):
+        assert (tmp_path / file).read_bytes().startswith(PNG)
+    report = json.loads((tmp_path / f"{name}.json").read_text())
+    assert {v["outcome"] for v in report["verdicts"]} <= {"holds", "does not hold", "undecided"}
+    if name == "figure3":  # figure 2 shows the same sweep, so nothing is left to run
+        again = CliRunner().invoke(app, ["reproduce", "figure2", *words[2:]])
+        assert again.exit_code == 0, again.output
+        assert "3 of 3 pieces are there from an earlier run" in again.stderr
+        assert (tmp_path / "figure2.png").read_bytes().startswith(PNG)

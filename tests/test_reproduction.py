@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from quell.paper import load
+from quell.paper.experiment import run_experiments
 from quell.paper.optimum import optimum
-from quell.paper.table1 import run_table1
+from quell.paper.table1 import Cell, table1_experiments
 from tolerances import PUBLISHED
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -16,7 +17,8 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def test_sonar_with_the_papers_ensembles():
     """Four runs; the intervals are wide for four runs (the standard error of S7 is 0.6, that of the base 15)."""
-    cells = {cell.variates: cell for cell in run_table1([load("sonar")], ["none", "c7", "S7"], num_runs=4)}
+    sweeps = run_experiments(table1_experiments([load("sonar")], ["none", "c7", "S7"], num_runs=4))
+    cells = {sweep.variates: Cell.from_sweep(sweep) for sweep in sweeps}
     assert -124.0 < cells["S7"].mean < -116.0
     assert -130.0 < cells["c7"].mean < -118.0
     assert -520.0 < cells["none"].mean < -360.0

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands of `quell reproduce` share."""
+"""What the commands of `quell reproduce` share: their options, their checks, the run with its progress."""
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import jax
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quell.checks import check_count, check_name
 from quell.paper import Dataset, DatasetUnavailable, load
+from quell.paper.experiment import AbstractExperiment, Store, longest_first, run_experiments
 from quell.paper.workers import available_cores
+
+DataDir = Annotated[Path | None, typer.Option(help="Folder with australian.csv.")]
+Out = Annotated[Path, typer.Option(help="Folder for pictures, reports and the results behind them.")]
+Seed = Annotated[int, typer.Option(help="Seed of all draws.", min=0, max=2**31 - 1)]
+Quick = Annotated[bool, typer.Option("--quick", help="A small version that ends within a minute.")]
+Datasets = Annotated[str, typer.Option(help="Names, separated by commas.")]
+
+OUT = Path("reproduction")
+CELLS = "cells"
+"""Folder of finished pieces within the output folder."""
 
 MOST_WORKERS = 3
 """Each needs up to a gigabyte."""
@@ -29,8 +40,8 @@ def output_console() -> Console:
 
 
 def num_workers() -> int:
-    """Processes for independent experiments."""
-    return min(available_cores(), MOST_WORKERS)
+    """Processes for independent experiments: one a core; only one where JAX has a device of another kind."""
+    return min(available_cores(), MOST_WORKERS) if jax.default_backend() == "cpu" else 1
 
 
 def split_names(kind: str, text: str, valid: Sequence[str]) -> list[str]:
@@ -74,21 +85,6 @@ def load_all(names: Sequence[str], data_dir: Path | None) -> list[Dataset]:
     return loaded
 
 
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar that is moved on by one, with the name of what was done."""
-    columns = (
-        TextColumn("{task.description:28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
-
-
 def check_out(out: Path) -> None:
     """Refuse an output folder that cannot be one, before the work is done."""
     try:
@@ -100,6 +96,51 @@ def check_out(out: Path) -> None:
         ) from None
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a report."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
+def run_all(experiments: Sequence[AbstractExperiment[Any]], out: Path) -> list[Any]:
+    """Run what an earlier run into the same folder did not finish, and show how far it is."""
+    store, errors = Store(out / CELLS), Console(stderr=True)
+    missing = [one for one in experiments if store.find(one) is None]
+    if len(missing) < len(experiments):
+        kept = len(experiments) - len(missing)
+        text = (
+            f"{kept} of {len(experiments)} pieces are there from an earlier run (delete {store.folder} to redo them)."
+        )
+        errors.print(escape(text), soft_wrap=True)
+    with _progress(missing, errors) as on_done:
+        try:
+            return run_experiments(experiments, store=store, num_workers=num_workers(), on_done=on_done)
+        except KeyboardInterrupt:
+            text = f"Interrupted. What was finished is in {store.folder}; the same command goes on from there."
+            errors.print(escape(text), soft_wrap=True)
+            raise typer.Exit(code=130) from None
+
+
+@contextlib.contextmanager
+def _progress(
+    missing: Sequence[AbstractExperiment[Any]], console: Console
+) -> Iterator[Callable[[AbstractExperiment[Any]], None]]:
+    """A bar that counts expected seconds, with the names of what runs now."""
+    waiting, workers = {one.fingerprint: one for one in longest_first(missing)}, num_workers()
+    total = sum(one.seconds for one in missing)
+    if total > 60:
+        console.print(f"{len(missing)} pieces, about {total / workers / 60:.0f} minutes on {workers} ordinary cores.")
+    columns = (
+        TextColumn("{task.description:44}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+    )
+
+    def running() -> str:
+        return ", ".join(one.name for one in list(waiting.values())[:workers])
+
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bar:
+        task = bar.add_task(running(), total=total or 1.0)
+
+        def on_done(experiment: AbstractExperiment[Any]) -> None:
+            if waiting.pop(experiment.fingerprint, None) is not None:
+                bar.update(task, advance=experiment.seconds, description=running() or "drawing")
+
+        yield on_done

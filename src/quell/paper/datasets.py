@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import socket
-import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from quell.atomic import write_atomically
 from quell.checks import check_name
 
 HALF_SEED = 0
@@ -200,7 +201,8 @@ def _download() -> np.ndarray:
     from sklearn.datasets import fetch_openml
 
     fetch: Any = fetch_openml  # its declared return type is a tuple; without return_X_y it is a Bunch
-    with _socket_timeout(_DOWNLOAD_SECONDS):
+    with _socket_timeout(_DOWNLOAD_SECONDS), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a failed attempt is told once, by our own message
         found = fetch(data_id=_OPENML_ID, as_frame=False, parser="liac-arff", cache=False, n_retries=1)
     columns = np.array(found.data, dtype=np.float64)
     for position, name in enumerate(found.feature_names):
@@ -223,13 +225,11 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
 
 
 def _save(values: np.ndarray, path: Path) -> None:
-    """Write the table beside its place and move it there, so that no reader sees half a file."""
+    """Write the table to the cache."""
     path.parent.mkdir(parents=True, exist_ok=True)
     header = ",".join([*(f"a{i}" for i in range(1, values.shape[1])), "label"])
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = Path(folder) / path.name
-        np.savetxt(part, values, fmt="%.15g", delimiter=",", header=header, comments="")
-        part.replace(path)
+    options: dict[str, Any] = {"fmt": "%.15g", "delimiter": ",", "header": header, "comments": ""}
+    write_atomically(path, lambda file: np.savetxt(file, values, **options))
 
 
 _READERS: dict[str, Callable[[Path | None], np.ndarray]] = {

@@ -2,13 +2,14 @@
 """The paper's figure 1: how quiet each ensemble is along one and the same sequence of weights."""
 
 import dataclasses
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell.combine import MomentState, Rule
 from quell.compilation import quick_jit
@@ -17,12 +18,12 @@ from quell.evaluation import Evaluation
 from quell.fitting import Gradient
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
+from quell.paper.experiment import AbstractExperiment
 from quell.paper.moments import FULL, expected_sq_norm, rows_of
 from quell.paper.sweep import COLUMNS
 from quell.problem import exact_elbo
 
 LEARNING_RATE = 0.1
-NUM_EVALUATIONS = 2000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,48 +33,84 @@ class Figure1:
     Attributes:
         dataset: name of the data set.
         steps: iterations at which the gradients were measured.
-        sq_norm: expected squared norm, for each ensemble.
+        sq_norm: expected squared norm, a row for each of `COLUMNS`.
         exact_sq_norm: squared norm of the exact gradient; the variance is what lies above it.
-        settings: of the experiment.
+        evaluations: fresh ones for each record.
+        seconds: time taken, compilation included.
     """
 
     dataset: str
-    steps: list[int]
-    sq_norm: dict[str, list[float]]
-    exact_sq_norm: list[float]
-    settings: dict[str, Any]
+    steps: Int[np.ndarray, "record"]
+    sq_norm: Float[np.ndarray, "column record"]
+    exact_sq_norm: Float[np.ndarray, "record"]
+    evaluations: int
+    seconds: float
 
-    def variance(self, column: str) -> Float[np.ndarray, "record"]:
+    @property
+    def variance(self) -> Float[np.ndarray, "column record"]:
         """Trace of the gradient's covariance along the sequence."""
-        return np.array(self.sq_norm[column]) - np.array(self.exact_sq_norm)
+        return self.sq_norm - self.exact_sq_norm
 
     def as_json(self) -> dict[str, Any]:
         """What goes into `figure1.json`."""
-        variances = {column: self.variance(column).tolist() for column in self.sq_norm}
-        return {**dataclasses.asdict(self), "variance": variances}
+        rows = {"sq_norm": self.sq_norm, "variance": self.variance}
+        return {
+            "dataset": self.dataset,
+            "learning_rate": LEARNING_RATE,
+            "followed": FULL,
+            "evaluations": self.evaluations,
+            "steps": self.steps.tolist(),
+            "exact_sq_norm": self.exact_sq_norm.tolist(),
+            **{name: dict(zip(COLUMNS, values.tolist(), strict=True)) for name, values in rows.items()},
+            "seconds": round(self.seconds, 3),
+        }
 
 
-def run_figure1(
-    dataset: Dataset, *, num_steps: int = 300, num_evaluations: int = NUM_EVALUATIONS, seed: int = 0
-) -> Figure1:
+@dataclasses.dataclass(frozen=True)
+class Figure1Experiment(AbstractExperiment[Figure1]):
     """Follow the paper's optimiser with all seven variates, and measure every ensemble where it passes.
 
     The moments of all ensembles are blocks of one matrix, so that every ensemble sees the same draws; its weights
     come from the lagged averages, as in a run of its own, and its squared norm from fresh evaluations.
+
+    Attributes:
+        dataset: to fit.
+        num_steps: length of the sequence.
+        num_evaluations: fresh ones for each of about sixty records.
+        seed: of all draws.
     """
-    record_every = max(1, num_steps // 60)
-    gradient = protocol.paper_gradient(protocol.paper_problem(dataset), FULL)
-    key = jax.random.key(seed)
-    states, joints, exact = _follow(gradient, key, num_steps // record_every, record_every, num_evaluations)
-    totals, masses, joints = np.asarray(states.total), np.asarray(states.mass), np.asarray(joints, np.float64)
-    sq_norm: dict[str, list[float]] = {}
-    for column in COLUMNS:
-        rows = rows_of(column)
-        weights = [_weights(gradient, t, m, rows) for t, m in zip(totals, masses, strict=True)]
-        sq_norm[column] = [expected_sq_norm(j, w, rows) for j, w in zip(joints, weights, strict=True)]
-    settings = {"learning_rate": LEARNING_RATE, "evaluations": num_evaluations, "seed": seed, "followed": FULL}
-    steps = [k * record_every for k in range(len(joints))]
-    return Figure1(dataset.name, steps, sq_norm, np.asarray(exact, np.float64).tolist(), settings)
+
+    result_type: ClassVar[type] = Figure1
+
+    dataset: Dataset
+    num_steps: int = 300
+    num_evaluations: int = 2000
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"figure1 {self.dataset.name}"
+
+    @property
+    def seconds(self) -> float:
+        return 18.0 + 1e-6 * self.num_evaluations * 60 * self.dataset.features.shape[1] ** 2
+
+    def run(self) -> Figure1:
+        began = time.perf_counter()
+        every = max(1, self.num_steps // 60)
+        gradient = protocol.paper_gradient(protocol.paper_problem(self.dataset), FULL)
+        key = jax.random.key(self.seed)
+        states, joints, exact = _follow(gradient, key, self.num_steps // every, every, self.num_evaluations)
+        totals, masses, joints = np.asarray(states.total), np.asarray(states.mass), np.asarray(joints, np.float64)
+        sq_norm = []
+        for column in COLUMNS:
+            rows = rows_of(column)
+            weights = [_weights(gradient, t, m, rows) for t, m in zip(totals, masses, strict=True)]
+            sq_norm.append([expected_sq_norm(j, w, rows) for j, w in zip(joints, weights, strict=True)])
+        steps = every * np.arange(len(joints))
+        exact = np.asarray(exact, np.float64)
+        seconds = time.perf_counter() - began
+        return Figure1(self.dataset.name, steps, np.array(sq_norm), exact, self.num_evaluations, seconds)
 
 
 def _weights(

@@ -2,7 +2,8 @@
 """The paper's figure 4: how the squared norm depends on the prior's strength and the number of evaluations."""
 
 import dataclasses
-from typing import Any
+import time
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +16,15 @@ from quell.compilation import quick_jit
 from quell.fitting import Gradient
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
+from quell.paper.experiment import AbstractExperiment
 from quell.paper.moments import FULL, expected_sq_norm, joint_moments, rows_of
 from quell.problem import Problem, exact_elbo
 
 LEARNING_RATE = 0.08
 STEPS = 25
 LAG = 10
-GROUP = 10
-SAMPLE_SIZES = (10, 20, 50, 100, 200)
+GROUP = 2
+SAMPLE_SIZES = (2, 6, 10, 30, 100)
 STRENGTHS = tuple(float(v) for v in np.logspace(-8, 2, 21))
 
 
@@ -33,24 +35,39 @@ class Panel:
     Attributes:
         dataset: name of the data set.
         lag: iterations between the weights where the moments were taken and those where they are used.
-        strengths: values of v0.
-        sq_norm: expected squared norm for each number of evaluations and each v0, averaged over repetitions.
+        sq_norm: expected squared norm for each number of evaluations, each v0 and each repetition.
         base_sq_norm: that of the base gradient.
         best_sq_norm: with the weights of lemma 4.1, from all evaluations together.
-        repetitions: of the whole procedure.
+        seconds: time taken, compilation included.
     """
 
     dataset: str
     lag: int
-    strengths: list[float]
-    sq_norm: dict[int, list[float]]
+    sq_norm: Float[np.ndarray, "size strength repetition"]
     base_sq_norm: float
     best_sq_norm: float
-    repetitions: int
+    seconds: float
+
+    @property
+    def mean(self) -> Float[np.ndarray, "size strength"]:
+        """Average over the repetitions."""
+        return self.sq_norm.mean(axis=2)
 
     def as_json(self) -> dict[str, Any]:
         """One entry of `figure4.json`."""
-        return dataclasses.asdict(self)
+        errors = self.sq_norm.std(axis=2, ddof=1) / np.sqrt(self.sq_norm.shape[2])
+        return {
+            "dataset": self.dataset,
+            "lag": self.lag,
+            "sizes": list(SAMPLE_SIZES),
+            "strengths": list(STRENGTHS),
+            "repetitions": self.sq_norm.shape[2],
+            "sq_norm": self.mean.tolist(),
+            "sq_norm_stderr": errors.tolist(),
+            "base_sq_norm": self.base_sq_norm,
+            "best_sq_norm": self.best_sq_norm,
+            "seconds": round(self.seconds, 3),
+        }
 
 
 def artificial_dataset(*, num_data: int = 100, seed: int = 0) -> Dataset:
@@ -61,27 +78,54 @@ def artificial_dataset(*, num_data: int = 100, seed: int = 0) -> Dataset:
     return Dataset("2D", features, labels)
 
 
-def run_panel(dataset: Dataset, *, lag: int = 0, repetitions: int = 200, seed: int = 0) -> Panel:
-    """Estimate the weights from M evaluations, use them on fresh ones, and average over repetitions.
+@dataclasses.dataclass(frozen=True)
+class PanelExperiment(AbstractExperiment[Panel]):
+    """Estimate the weights from M evaluations, use them on fresh ones, and repeat.
 
-    Args:
+    Attributes:
         dataset: to fit.
         lag: take the moments at the weights of this many iterations earlier.
-        repetitions: for each M.
+        repetitions: for each M; at least two.
         seed: of all evaluations.
     """
-    gradient = protocol.paper_gradient(protocol.paper_problem(dataset), FULL)
-    trajectory = _descend(gradient.problem)
-    now, then = (jax.tree.map(lambda leaf, k=k: leaf[k], trajectory) for k in (STEPS, STEPS - lag))
-    fresh_key, seen_key = jax.random.split(jax.random.key(seed))
-    num_groups = repetitions * max(SAMPLE_SIZES) // GROUP
-    fresh = _joints(gradient, now, fresh_key, num_groups).mean(axis=0)
-    seen = _joints(gradient, then, seen_key, num_groups)
-    sq_norm = {size: _curve(gradient, seen, fresh, size, repetitions) for size in SAMPLE_SIZES}
-    best = _weights(gradient, fresh[None], 0.0, len(seen) * GROUP)[0]
-    rows = rows_of(FULL)
-    best_sq_norm = expected_sq_norm(fresh, best, rows)
-    return Panel(dataset.name, lag, list(STRENGTHS), sq_norm, float(fresh[0, 0]), best_sq_norm, repetitions)
+
+    result_type: ClassVar[type] = Panel
+
+    dataset: Dataset
+    lag: int = 0
+    repetitions: int = 200
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"figure4 {self.dataset.name} lag {self.lag}"
+
+    @property
+    def seconds(self) -> float:
+        return 12.0 + 2e-6 * self.repetitions * max(SAMPLE_SIZES) * self.dataset.features.shape[1] ** 2
+
+    def run(self) -> Panel:
+        began = time.perf_counter()
+        gradient = protocol.paper_gradient(protocol.paper_problem(self.dataset), FULL)
+        trajectory = _descend(gradient.problem)
+        now, then = (jax.tree.map(lambda leaf, k=k: leaf[k], trajectory) for k in (STEPS, STEPS - self.lag))
+        fresh_key, seen_key = jax.random.split(jax.random.key(self.seed))
+        num_groups = self.repetitions * max(SAMPLE_SIZES) // GROUP
+        fresh = _joints(gradient, now, fresh_key, num_groups).mean(axis=0)
+        seen = _joints(gradient, then, seen_key, num_groups)
+        sq_norm = np.stack([_curve(gradient, seen, fresh, size, self.repetitions) for size in SAMPLE_SIZES])
+        best = _weights(gradient, fresh[None], 0.0, len(seen) * GROUP)[0]
+        best_sq_norm = expected_sq_norm(fresh, best, rows_of(FULL))
+        seconds = time.perf_counter() - began
+        return Panel(self.dataset.name, self.lag, sq_norm, float(fresh[0, 0]), best_sq_norm, seconds)
+
+
+def figure4_experiments(dataset: Dataset, **options: Any) -> list[PanelExperiment]:
+    """The three panels: an artificial data set, another, and the other with old moments."""
+    return [
+        PanelExperiment(data, lag=lag, **options)
+        for data, lag in ((artificial_dataset(), 0), (dataset, 0), (dataset, LAG))
+    ]
 
 
 def _joints(gradient: Gradient, params: PyTree, key: Array, num_groups: int) -> Float[np.ndarray, "group joint joint"]:
@@ -94,15 +138,14 @@ def _curve(
     fresh: Float[np.ndarray, "joint joint"],
     size: int,
     repetitions: int,
-) -> list[float]:
-    """Average squared norm against the strength of the prior, for moments of `size` evaluations."""
+) -> Float[np.ndarray, "strength repetition"]:
+    """Squared norm against the strength of the prior, for moments of `size` evaluations."""
     groups = size // GROUP
     averages = seen[: repetitions * groups].reshape(repetitions, groups, *seen.shape[1:]).mean(axis=1)
     rows = rows_of(FULL)
-    return [
-        float(np.mean([expected_sq_norm(fresh, w, rows) for w in _weights(gradient, averages, v0, size)]))
-        for v0 in STRENGTHS
-    ]
+    return np.array(
+        [[expected_sq_norm(fresh, w, rows) for w in _weights(gradient, averages, v0, size)] for v0 in STRENGTHS]
+    )
 
 
 def _weights(

@@ -41,7 +41,7 @@ def joint_moments(
         evaluation = Evaluation(gradient.problem, params, draw)
         return gradient.inner_products(evaluation, gradient.samples(evaluation, state))
 
-    return jax.lax.map(group, keys, batch_size=20)
+    return jax.lax.map(group, keys, batch_size=100)
 
 
 def expected_sq_norm(

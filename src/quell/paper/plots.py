@@ -1,145 +1,179 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the reproduction; the only file of `quell.paper` that draws."""
+"""Figures of the reproduction, each on a light and on a dark ground; the only file of `quell.paper` that draws."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from quell.paper.figure1 import Figure1
-from quell.paper.figure4 import Panel
-from quell.paper.sweep import LEARNING_RATES, SHOWN, Sweep, record_interval
+from quell.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
+from quell.paper.protocol import V0
+from quell.paper.sweep import COLUMNS, LEARNING_RATES, SHOWN, Sweep, record_interval
 from quell.paper.table1 import Cell
 
-# Okabe and Ito's palette, readable with the common forms of colour blindness.
+Content = TypeVar("Content")
+
+# Okabe and Ito's palette, readable with the common forms of colour blindness; the base gradient has the colour of text.
 STYLE: dict[str, dict[str, Any]] = {
-    "none": {"color": "#000000", "linestyle": "-"},
+    "none": {"linestyle": "-"},
     "S4": {"color": "#E69F00", "linestyle": "-"},
     "S5": {"color": "#56B4E9", "linestyle": "-"},
     "S6": {"color": "#009E73", "linestyle": "--"},
-    "S7": {"color": "#D55E00", "linestyle": "-"},
-    "c5": {"color": "#0072B2", "linestyle": ":"},
+    "S7": {"color": "#D55E00", "linestyle": "-", "linewidth": 2.6},
+    "c5": {"color": "#3D8FD1", "linestyle": ":"},
     "c7": {"color": "#CC79A7", "linestyle": ":"},
 }
+GROUNDS = {"": ("#ffffff", "#1a1a1a"), "-dark": ("#16181d", "#e8e8e8")}
+"""For each ending of a file's name, the colours of ground and text."""
+
+_REFERENCE = "#888888"
+_SHADES = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
 
 
-def draw_table1(cells: Sequence[Cell], path: Path) -> None:
-    """Draw the median ELBO against the iteration, one panel a data set, and save it as a PNG."""
+def _on_both_grounds(draw: Callable[[Content], Any]) -> Callable[[Content, Path], None]:
+    """Save a figure as `NAME.png` and as `NAME-dark.png`."""
+
+    @functools.wraps(draw)
+    def save(content: Content, path: Path) -> None:
+        import matplotlib
+
+        for ending, (ground, ink) in GROUNDS.items():
+            inked = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
+            settings: dict[Any, Any] = {"figure.facecolor": ground, "axes.facecolor": ground, "legend.framealpha": 0.0}
+            with matplotlib.rc_context({**settings, **dict.fromkeys(inked, ink)}):
+                draw(content).savefig(path.with_name(f"{path.stem}{ending}.png"), dpi=130)
+
+    return save
+
+
+@_on_both_grounds
+def draw_table1(cells: Sequence[Cell]) -> Any:
+    """Draw the median ELBO against the iteration, one panel a data set."""
     names = list(dict.fromkeys(cell.dataset for cell in cells))
     figure, panels = _panels(1, len(names))
     for axes, name in zip(panels[0], names, strict=True):
         mine = [cell for cell in cells if cell.dataset == name]
-        for cell in mine:
-            middle = np.median(np.nan_to_num(cell.curves, nan=-np.inf), axis=0)
-            _line(axes, np.arange(middle.size) * record_interval(cell.steps), middle, cell.variates)
-        _show_optimum(axes, mine[0].optimum, [float(np.median(cell.curves[:, -1])) for cell in mine])
+        curves = [np.median(np.nan_to_num(cell.curves, nan=-np.inf), axis=0) for cell in mine]
+        for cell, curve in zip(mine, curves, strict=True):
+            _line(axes, np.arange(curve.size) * record_interval(cell.steps), curve, cell.variates)
+        _show_optimum(axes, mine[0].optimum, _worth_seeing(curves))
         axes.set_title(f"{name}, learning rate {mine[0].learning_rate:g}")
         axes.set_xlabel("iteration")
-    _finish(figure, panels, "ELBO in nats, median of the runs", path)
+    return _finish(figure, panels, "ELBO in nats, median of the runs")
 
 
-def draw_figure1(result: Figure1, path: Path) -> None:
+@_on_both_grounds
+def draw_figure1(result: Figure1) -> Any:
     """Draw squared norm and variance of the gradient along the sequence of weights."""
     figure, panels = _panels(1, 2)
-    left, right = panels[0]
-    for column, values in result.sq_norm.items():
-        _line(left, result.steps[1:], values[1:], column)
-        _line(right, result.steps[1:], result.variance(column)[1:], column)
-    left.set_title(f"{result.dataset}: squared norm")
-    right.set_title(f"{result.dataset}: variance")
-    for axes in (left, right):
+    for axes, values, title in zip(
+        panels[0], (result.sq_norm, result.variance), ("squared norm", "variance"), strict=True
+    ):
+        for column, row in zip(COLUMNS, values, strict=True):
+            _line(axes, result.steps[1:], row[1:], column)
+        axes.set_title(f"{result.dataset}: {title}")
         axes.set_yscale("log")
         axes.set_xlabel("iteration of one sequence of weights")
-    _finish(figure, panels, "of the gradient of the ELBO a datum", path)
+    return _finish(figure, panels, "of the gradient of the ELBO a datum")
 
 
-def draw_figure2(sweeps: Sequence[Sweep], path: Path) -> None:
+@_on_both_grounds
+def draw_figure2(sweeps: Sequence[Sweep]) -> Any:
     """Draw the ELBO against the iteration at two learning rates and at the best one for each iteration."""
     names = list(dict.fromkeys(sweep.dataset for sweep in sweeps))
     figure, panels = _panels(len(names), 3)
     for row, name in zip(panels, names, strict=True):
         mine = [sweep for sweep in sweeps if sweep.dataset == name]
-        for sweep in mine:
-            shown = [sweep.median[_nearest(sweep, factor)] for factor in SHOWN]
-            for axes, curve in zip(row, [*shown, sweep.envelope], strict=True):
-                _line(axes, sweep.iterations, curve, sweep.variates)
+        curves = [[*(s.median[_nearest(s, factor)] for factor in SHOWN), s.envelope] for s in mine]
         titles = [f"learning rate {mine[0].rates[_nearest(mine[0], factor)]:g}" for factor in SHOWN]
-        for axes, title in zip(row, [*titles, "best rate for each iteration"], strict=True):
-            _show_optimum(axes, mine[0].optimum, [float(sweep.envelope[-1]) for sweep in mine])
+        for k, (axes, title) in enumerate(zip(row, [*titles, "best rate for each iteration"], strict=True)):
+            for sweep, some in zip(mine, curves, strict=True):
+                _line(axes, sweep.iterations, some[k], sweep.variates)
+            _show_optimum(axes, mine[0].optimum, _worth_seeing([some[k] for some in curves]))
             axes.set_title(f"{name}, {title}")
             axes.set_xlabel("iteration")
-    _finish(figure, panels, "ELBO in nats, median of the runs", path)
+    return _finish(figure, panels, "ELBO in nats, median of the runs")
 
 
-def draw_figure3(sweeps: Sequence[Sweep], path: Path) -> None:
+@_on_both_grounds
+def draw_figure3(sweeps: Sequence[Sweep]) -> Any:
     """Draw the final ELBO against the learning rate."""
     names = list(dict.fromkeys(sweep.dataset for sweep in sweeps))
     figure, panels = _panels(1, len(names))
     for axes, name in zip(panels[0], names, strict=True):
         mine = [sweep for sweep in sweeps if sweep.dataset == name]
         for sweep in mine:
-            _line(axes, sweep.rates, sweep.median[:, -1], sweep.variates, marker="o", markersize=3)
-        _show_optimum(axes, mine[0].optimum, [float(sweep.envelope[-1]) for sweep in mine])
+            _line(axes, sweep.rates, sweep.median[:, -1], sweep.variates, marker="o", markersize=3.5)
+        _show_optimum(axes, mine[0].optimum, [value for sweep in mine for value in sweep.median[:, -1]])
+        axes.axvline(LEARNING_RATES[name], color=_REFERENCE, linewidth=1.0, linestyle=":", label="rate of Table 1")
         axes.set_xscale("log")
         axes.set_title(name)
         axes.set_xlabel("learning rate")
-    _finish(figure, panels, f"ELBO after {sweeps[0].steps} iterations, median", path)
+    return _finish(figure, panels, f"ELBO after {sweeps[0].steps} iterations, median")
 
 
-def draw_figure4(results: Sequence[Panel], path: Path) -> None:
+@_on_both_grounds
+def draw_figure4(results: Sequence[Panel]) -> Any:
     """Draw the expected squared norm against the prior's strength, a line for each number of evaluations."""
     figure, panels = _panels(1, len(results))
     for axes, panel in zip(panels[0], results, strict=True):
-        for (size, values), shade in zip(panel.sq_norm.items(), _SHADES, strict=False):
-            axes.plot(panel.strengths, values, label=f"M = {size}", color=shade, linewidth=1.8)
-        axes.axhline(panel.base_sq_norm, color="#777777", linewidth=1.0, linestyle="--", label="base gradient")
-        axes.axhline(panel.best_sq_norm, color="#777777", linewidth=1.0, linestyle=":", label="best weights")
+        for size, values, shade in zip(SAMPLE_SIZES, panel.mean, _SHADES, strict=True):
+            axes.plot(STRENGTHS, values, label=f"M = {size}", color=shade, linewidth=1.8)
+        axes.axhline(panel.base_sq_norm, color=_REFERENCE, linewidth=1.2, linestyle="--", label="base gradient")
+        axes.axhline(panel.best_sq_norm, color=_REFERENCE, linewidth=1.2, linestyle="-.", label="best weights")
+        axes.axvline(V0, color=_REFERENCE, linewidth=1.0, linestyle=":", label="v0 of the experiments")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.set_title(
-            f"{panel.dataset}, moments {f'{panel.lag} iterations old' if panel.lag else 'of the same weights'}"
-        )
+        age = f"{panel.lag} iterations old" if panel.lag else "of the same weights"
+        axes.set_title(f"{panel.dataset}, moments {age}")
         axes.set_xlabel("v0")
-    _finish(figure, panels, "expected squared norm of the gradient", path)
-
-
-_SHADES = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#0072B2")
+    return _finish(figure, panels, "expected squared norm of the gradient")
 
 
 def _panels(rows: int, columns: int) -> tuple[Any, list[list[Any]]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6 * columns, 3.8 * rows), layout="constrained")
+    figure = Figure(figsize=(max(4.6 * columns, 6.4), 3.8 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [list(row) for row in axes]
 
 
 def _line(axes: Any, x: Any, y: Any, column: str, **options: Any) -> None:
+    import matplotlib
+
     label = "base gradient" if column == "none" else f"with {column}"
-    finite = np.where(np.isfinite(y), y, np.nan)
-    axes.plot(x, finite, label=label, linewidth=1.8, **STYLE.get(column, {}), **options)
+    style = {"color": matplotlib.rcParams["text.color"], "linewidth": 1.8, **STYLE.get(column, {})}
+    axes.plot(x, np.where(np.isfinite(y), y, np.nan), label=label, **style, **options)
 
 
-def _show_optimum(axes: Any, best: float, finals: Sequence[float]) -> None:
-    """Mark the optimum, and cut off what lies far below the worst final value worth seeing."""
-    axes.axhline(best, color="#777777", linewidth=1.0, label="optimum")
-    worst = min((value for value in finals if np.isfinite(value)), default=2 * best)
-    bottom = max(worst, 4.5 * best)
-    axes.set_ylim(bottom - 0.1 * (best - bottom), best + 0.06 * (best - bottom))
+def _worth_seeing(curves: Sequence[Any]) -> list[float]:
+    """The values from a sixth of the way on, which the y-axis should have room for."""
+    return [float(value) for curve in curves for value in curve[len(curve) // 6 :]]
+
+
+def _show_optimum(axes: Any, best: float, values: Sequence[float]) -> None:
+    """Mark the optimum, and cut off what lies far below it, as the paper does."""
+    axes.axhline(best, color=_REFERENCE, linewidth=1.2, linestyle="--", label="optimum")
+    lowest = 4.5 * best if best < 0 else best - 1.0
+    worst = min((value for value in values if np.isfinite(value) and value >= lowest), default=lowest)
+    room = max(best - worst, 1e-3 * abs(best))
+    axes.set_ylim(worst - 0.15 * room, best + 0.06 * room)
 
 
 def _nearest(sweep: Sweep, factor: float) -> int:
     """The learning rate that is nearest to a multiple of the data set's own."""
-    ratios = np.array(sweep.rates) / LEARNING_RATES[sweep.dataset]
+    ratios = sweep.rates / LEARNING_RATES[sweep.dataset]
     return int(np.argmin(np.abs(np.log(ratios / factor))))
 
 
-def _finish(figure: Any, panels: list[list[Any]], label: str, path: Path) -> None:
+def _finish(figure: Any, panels: list[list[Any]], label: str) -> Any:
     for row in panels:
         row[0].set_ylabel(label)
         for axes in row:
             axes.grid(alpha=0.25)
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 8), fontsize="small")
-    figure.savefig(path, dpi=130)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), fontsize="small")
+    return figure

@@ -3,18 +3,17 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
 
-from quell.checks import check_count
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
 from quell.paper.ensembles import variates
+from quell.paper.experiment import AbstractExperiment
 from quell.paper.optimum import optimum
-from quell.paper.workers import run_jobs
 
 COLUMNS = ("none", "S4", "S5", "S6", "S7", "c5", "c7")
 """Ensembles in the order of the paper's Table 1."""
@@ -47,7 +46,7 @@ class Sweep:
     dataset: str
     num_data: int
     variates: str
-    rates: list[float]
+    rates: Float[np.ndarray, "rate"]
     steps: int
     curves: Float[np.ndarray, "rate run record"]
     optimum: float
@@ -74,7 +73,7 @@ class Sweep:
         return {
             "dataset": self.dataset,
             "variates": self.variates,
-            "rates": self.rates,
+            "rates": self.rates.tolist(),
             "runs": self.curves.shape[1],
             "steps": self.steps,
             "optimum": self.optimum,
@@ -90,68 +89,63 @@ class Sweep:
         }
 
 
-class _Job(NamedTuple):
-    dataset: Dataset
-    column: str
-    factors: tuple[float, ...]
-    num_runs: int
-    num_steps: int
-    seed: int
+@dataclasses.dataclass(frozen=True)
+class SweepExperiment(AbstractExperiment[Sweep]):
+    """One data set and ensemble; all learning rates and runs are one compiled program.
 
-
-def run_sweep(
-    datasets: Sequence[Dataset],
-    columns: Sequence[str] = COLUMNS,
-    *,
-    factors: Sequence[float] = FACTORS,
-    num_runs: int = 10,
-    num_steps: int = protocol.STEPS,
-    seed: int = 0,
-    num_workers: int = 1,
-    on_cell: Callable[[Sweep], None] = lambda sweep: None,
-) -> list[Sweep]:
-    """Run every ensemble on every data set; all learning rates and runs of a pair are one compiled program.
-
-    Args:
-        datasets: by name in `LEARNING_RATES`.
-        columns: names of ensembles.
+    Attributes:
+        dataset: by name in `LEARNING_RATES`.
+        column: name of an ensemble.
         factors: learning rates, as multiples of the data set's.
         num_runs: for each learning rate; run k of every ensemble and rate sees the same draws.
         num_steps: a run.
         seed: of all runs.
-        num_workers: processes that share the work; see `quell.paper.workers.run_jobs`.
-        on_cell: sees each pair as it is done.
     """
-    check_count("runs", num_runs)
-    check_count("steps", num_steps)
-    jobs = [_Job(data, column, tuple(factors), num_runs, num_steps, seed) for data in datasets for column in columns]
-    order = sorted(range(len(jobs)), key=lambda k: _size(jobs[k]), reverse=True)
-    sweeps: dict[int, Sweep] = {}
-    for number, sweep in run_jobs(_run, [jobs[k] for k in order], num_workers=num_workers):
-        sweeps[order[number]] = sweep
-        on_cell(sweep)
-    return [sweeps[k] for k in range(len(jobs))]
+
+    result_type: ClassVar[type] = Sweep
+
+    dataset: Dataset
+    column: str
+    factors: tuple[float, ...] = FACTORS
+    num_runs: int = 10
+    num_steps: int = protocol.STEPS
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        kind = "table1" if self.factors == (1.0,) else "sweep"
+        return f"{kind} {self.dataset.name} {self.column}"
+
+    @property
+    def seconds(self) -> float:
+        names = [variate.name for variate in variates(self.column)]
+        dim = self.dataset.features.shape[1]
+        heavy = sum(name in {"c3", "c4", "c6"} for name in names)
+        micros = 15 + 0.6 * dim + len(names) * (15 + 0.8 * dim) + heavy * 0.19 * dim**2
+        return 4.0 + 0.8 * len(names) + 1e-6 * micros * self.num_runs * len(self.factors) * self.num_steps
+
+    def run(self) -> Sweep:
+        began = time.perf_counter()
+        data = self.dataset
+        rates = LEARNING_RATES[data.name] * np.array(self.factors)
+        curves = protocol.elbo_curves(
+            protocol.paper_gradient(protocol.paper_problem(data), self.column),
+            learning_rates=rates.tolist(),
+            num_runs=self.num_runs,
+            num_steps=self.num_steps,
+            record_every=record_interval(self.num_steps),
+            seed=self.seed,
+        )
+        best = optimum(data)
+        seconds = time.perf_counter() - began
+        return Sweep(data.name, data.num_data, self.column, rates, self.num_steps, curves, best, seconds)
 
 
-def _size(job: _Job) -> int:
-    return job.dataset.features.shape[1] ** 2 * (1 + len(variates(job.column)))
-
-
-def _run(job: _Job) -> Sweep:
-    began = time.perf_counter()
-    rates = [LEARNING_RATES[job.dataset.name] * factor for factor in job.factors]
-    curves = protocol.elbo_curves(
-        protocol.paper_gradient(protocol.paper_problem(job.dataset), job.column),
-        learning_rates=rates,
-        num_runs=job.num_runs,
-        num_steps=job.num_steps,
-        record_every=record_interval(job.num_steps),
-        seed=job.seed,
-    )
-    best = optimum(job.dataset)
-    seconds = time.perf_counter() - began
-    data = job.dataset
-    return Sweep(data.name, data.num_data, job.column, rates, job.num_steps, curves, best, seconds)
+def sweep_experiments(
+    datasets: Sequence[Dataset], columns: Sequence[str] = COLUMNS, **options: Any
+) -> list[SweepExperiment]:
+    """Every ensemble on every data set, with options of `SweepExperiment`."""
+    return [SweepExperiment(data, column, **options) for data in datasets for column in columns]
 
 
 def record_interval(num_steps: int) -> int:

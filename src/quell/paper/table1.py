@@ -2,7 +2,7 @@
 """The paper's Table 1: the ELBO after 500 steps, by data set and ensemble."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
-from quell.paper.sweep import COLUMNS, Sweep, run_sweep
+from quell.paper.sweep import COLUMNS, Sweep, SweepExperiment, sweep_experiments
 
 _IONOSPHERE = (-157.3, -112.5, -85.3, -85.3, -72.0, -110.1, -75.6)
 _AUSTRALIAN = (-378.2, -357.2, -255.1, -255.0, -251.8, -259.4, -254.4)
@@ -46,6 +46,15 @@ class Cell:
     curves: Float[np.ndarray, "run record"]
     optimum: float
     seconds: float
+
+    @classmethod
+    def from_sweep(cls, sweep: Sweep) -> "Cell":
+        """A sweep's first learning rate."""
+        rate = float(sweep.rates[0])
+        curves = sweep.curves[0]
+        return cls(
+            sweep.dataset, sweep.num_data, rate, sweep.variates, sweep.steps, curves, sweep.optimum, sweep.seconds
+        )
 
     @property
     def final(self) -> Float[np.ndarray, "run"]:
@@ -94,30 +103,16 @@ class Cell:
         }
 
 
-def run_table1(
+def table1_experiments(
     datasets: Sequence[Dataset],
     columns: Sequence[str] = COLUMNS,
     *,
     num_runs: int = 50,
     num_steps: int = protocol.STEPS,
     seed: int = 0,
-    num_workers: int = 1,
-    on_cell: Callable[[Sweep], None] = lambda sweep: None,
-) -> list[Cell]:
-    """Run the cells of Table 1: `run_sweep` at the paper's learning rates alone."""
-    sweeps = run_sweep(
-        datasets,
-        columns,
-        factors=(1.0,),
-        num_runs=num_runs,
-        num_steps=num_steps,
-        seed=seed,
-        num_workers=num_workers,
-        on_cell=on_cell,
-    )
-    return [
-        Cell(s.dataset, s.num_data, s.rates[0], s.variates, s.steps, s.curves[0], s.optimum, s.seconds) for s in sweeps
-    ]
+) -> list[SweepExperiment]:
+    """The cells of Table 1: sweeps at the paper's learning rates alone."""
+    return sweep_experiments(datasets, columns, factors=(1.0,), num_runs=num_runs, num_steps=num_steps, seed=seed)
 
 
 def _finite(value: float) -> float | None:

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quell reproduce all`."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from quell.cli.common import OUT, DataDir, Out, Quick, Seed, check_counts, check_out, load_all, output_console, run_all
+from quell.cli.figures import figure1_plan, figure4_plan, sweep_plan
+from quell.cli.outputs import (
+    print_verdicts,
+    write_figure1,
+    write_figure2,
+    write_figure3,
+    write_figure4,
+    write_table1,
+)
+from quell.cli.table1 import render, table1_plan, table1_settings
+from quell.paper import NAMES, protocol
+from quell.paper.page import Contents, write_page
+from quell.paper.sweep import COLUMNS
+from quell.paper.table1 import Cell
+
+
+def everything(
+    runs: Annotated[int, typer.Option(help="Independent runs a cell of the table.")] = 50,
+    sweep_runs: Annotated[int, typer.Option(help="Independent runs for each learning rate.")] = 10,
+    data_dir: DataDir = None,
+    out: Out = OUT,
+    seed: Seed = 0,
+    quick: Quick = False,
+) -> None:
+    """Table 1 and figures 1 to 4, and one page that shows them: `index.html`."""
+    began = time.perf_counter()
+    check_counts(runs=runs, sweep_runs=sweep_runs)
+    loaded = {data.name: data for data in load_all(["ionosphere"] if quick else NAMES, data_dir)}
+    check_out(out)
+    halves = [data for name, data in loaded.items() if name != "ionosphere-full"]
+    first = loaded.get("australian", loaded["ionosphere"])
+    table = table1_plan(list(loaded.values()), list(COLUMNS), runs=runs, steps=protocol.STEPS, seed=seed, quick=quick)
+    sweep = sweep_plan(halves, runs=sweep_runs, seed=seed, quick=quick)
+    figure1 = figure1_plan(first, steps=300, seed=seed, quick=quick)
+    figure4 = figure4_plan(loaded["ionosphere"], repetitions=200, seed=seed, quick=quick)
+    results = run_all([*table, *sweep, figure1, *figure4], out)
+
+    cells = [Cell.from_sweep(result) for result in results[: len(table)]]
+    sweeps, rest = results[len(table) : len(table) + len(sweep)], results[len(table) + len(sweep) :]
+    seconds = time.perf_counter() - began
+    verdicts = [
+        *write_table1(cells, out, table1_settings(table[0]), seconds),
+        *write_figure1(rest[0], out),
+        *write_figure2(sweeps, out),
+        *write_figure3(sweeps, out),
+        *write_figure4(rest[1:], out),
+    ]
+    work = sum(result.seconds for result in results)
+    write_page(out / "index.html", Contents(cells, sweeps, rest[0], rest[1:], verdicts, seed, work, quick))
+    console = output_console()
+    console.print(render(cells))
+    print_verdicts(console, verdicts)
+    console.print(f"{seconds:.0f} s; written to {out / 'index.html'}, with the pictures and reports beside it")

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole reproduction on one page that needs nothing beside itself."""
+
+import base64
+import dataclasses
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from quell.atomic import write_atomically
+from quell.paper.figure1 import Figure1
+from quell.paper.figure4 import Panel
+from quell.paper.plots import GROUNDS
+from quell.paper.sweep import Sweep
+from quell.paper.table1 import Cell
+from quell.paper.verdicts import FAILS, HOLDS, UNDECIDED, Verdict
+
+PAPER = "Geffner and Domke, “Using Large Ensembles of Control Variates for Variational Inference”, 2018"
+_CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "open"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What the page shows; the pictures lie beside it.
+
+    Attributes:
+        cells: of Table 1.
+        sweeps: of figures 2 and 3.
+        figure1: squared norms along one sequence of weights.
+        panels: of figure 4.
+        verdicts: of all claims.
+        seed: of all draws.
+        work: seconds of all pieces together.
+        quick: whether this is a small version.
+    """
+
+    cells: Sequence[Cell]
+    sweeps: Sequence[Sweep]
+    figure1: Figure1
+    panels: Sequence[Panel]
+    verdicts: Sequence[Verdict]
+    seed: int
+    work: float
+    quick: bool
+
+
+def write_page(path: Path, contents: Contents) -> None:
+    """Write the page; the five pictures are read from its folder and become part of it."""
+    write_atomically(path, lambda file: file.write(_page(contents, path.parent).encode()))
+
+
+def _page(contents: Contents, folder: Path) -> str:
+    sweep = contents.sweeps[0]
+    num_runs, num_rates = sweep.curves.shape[1], sweep.rates.size
+    sections = [
+        _section("Verdicts", "verdicts", _verdict_table(contents.verdicts)),
+        _section("Table 1", "table1", _table1(contents, folder)),
+        _section(
+            "Figure 1",
+            "figure1",
+            _picture(folder, "figure1", "Squared norm and variance of the gradient against the iteration"),
+            f"Along one and the same sequence of weights on {contents.figure1.dataset}, the gradient of every ensemble "
+            f"is measured with {contents.figure1.evaluations:,} fresh evaluations at each point. The paper's message: "
+            "the more variates, the lower the curve.",
+        ),
+        _section(
+            "Figure 2",
+            "figure2",
+            _picture(folder, "figure2", "ELBO against iteration at two learning rates and at the best one"),
+            f"Median of {num_runs} runs. The right column takes, for each iteration, the best of {num_rates} learning "
+            "rates. The y-axis is cut off below the worst final value. The paper's message: larger ensembles dominate, "
+            "at a given rate and at the best one.",
+        ),
+        _section(
+            "Figure 3",
+            "figure3",
+            _picture(folder, "figure3", "Final ELBO against learning rate"),
+            f"{num_rates} learning rates, median of {num_runs} runs; a line ends where most runs have left the finite "
+            "numbers. The paper's message: the gain is largest at large rates, and the best rate grows with the "
+            "ensemble.",
+        ),
+        _section(
+            "Figure 4",
+            "figure4",
+            _picture(folder, "figure4", "Expected squared norm against the strength of the prior"),
+            f"Weights from M evaluations, used on fresh ones; averages of {contents.panels[0].sq_norm.shape[2]} "
+            "repetitions. The paper's message: with few evaluations, or moments that are ten iterations old, a larger "
+            "v0 is better; v0 = 0.001 serves all of its experiments.",
+        ),
+    ]
+    held, failed, still_open = (sum(v.outcome == outcome for v in contents.verdicts) for outcome in _CLASSES)
+    small = "<p class='note'>This is the small version (<code>--quick</code>): too few runs to judge by.</p>"
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>The paper, reproduced by quell</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>The paper, reproduced</h1>
+<p>{escape(PAPER)}. Every number and picture on this page was computed by quell; the paper's own figures stand beside
+ours. Of {len(contents.verdicts)} claims, <b>{held}</b> hold, <b>{failed}</b> do not, and <b>{still_open}</b> are
+undecided.</p>
+{small if contents.quick else ""}
+</header>
+{"".join(sections)}
+<footer><p>Seed {contents.seed}; {contents.work / 60:.1f} minutes of work on one core. The numbers behind each picture
+are in the JSON file of the same name, in the folder that this page was written to.</p></footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _section(title: str, name: str, body: str, caption: str = "") -> str:
+    text = f"<p>{escape(caption)}</p>" if caption else ""
+    return f'<section id="{name}"><h2>{title}</h2>{text}{body}</section>\n'
+
+
+def _verdict_table(verdicts: Sequence[Verdict]) -> str:
+    items = [
+        f'<li><span class="chip {_CLASSES[v.outcome]}">{v.outcome}</span> <b>{v.source}.</b> {escape(v.claim)}'
+        f"<small>{escape(v.evidence)}</small></li>"
+        for v in verdicts
+    ]
+    text = (
+        "<p>Each claim is a set of comparisons between runs that saw the same draws: the median difference with its "
+        "standard error. A difference counts from three standard errors on.</p>"
+    )
+    return f'{text}<ul class="verdicts">{"".join(items)}</ul>'
+
+
+def _table1(contents: Contents, folder: Path) -> str:
+    names = dict.fromkeys(cell.dataset for cell in contents.cells)
+    cards = [_card([cell for cell in contents.cells if cell.dataset == name]) for name in names]
+    cell = contents.cells[0]
+    text = (
+        f"<p>ELBO in nats after {cell.steps} iterations, mean ± standard error of {cell.curves.shape[0]} runs, and the "
+        "paper's figure. The bar is the distance to the optimum of the family, the tick the paper's. The paper's "
+        "ionosphere row is of an unknown random half of the rows; ours is another half, so compare its shape.</p>"
+    )
+    picture = _picture(folder, "table1", "Median ELBO against iteration for every ensemble and data set")
+    return f'{text}<div class="cards">{"".join(cards)}</div>{picture}'
+
+
+def _card(cells: Sequence[Cell]) -> str:
+    first = cells[0]
+    gaps = [first.optimum - value for cell in cells for value in (cell.mean, cell.paper) if value is not None]
+    widest = max([gap for gap in gaps if gap == gap], default=1.0)
+    rows = []
+    for cell in cells:
+        width = 100 * min(1.0, max(0.0, (first.optimum - cell.mean) / widest)) if cell.final.size else 100
+        error = f" <span>± {cell.stderr:.1f}</span>" if cell.final.size > 1 else ""
+        ours = f"{_number(cell.mean)}{error}" if cell.final.size else "not finite"
+        paper, tick = "", ""
+        if cell.paper is not None:
+            paper = _number(cell.paper)
+            at = 100 * min(1.0, max(0.0, (first.optimum - cell.paper) / widest))
+            tick = f'<i style="left:{at:.1f}%"></i>'
+        name = "−" if cell.variates == "none" else cell.variates
+        bar = f'<div class="bar"><b style="width:{width:.1f}%"></b>{tick}</div>'
+        rows.append(f'<tr><th scope="row">{name}</th><td>{ours}</td><td>{paper}</td><td class="wide">{bar}</td></tr>')
+    return (
+        f'<div class="card"><h3>{escape(first.dataset)}</h3><p>learning rate {first.learning_rate:g}, '
+        f"{first.num_data} rows, optimum {_number(first.optimum)}</p><table><thead><tr><th></th><th>quell</th>"
+        f'<th>paper</th><th class="wide"></th></tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:.1f}".replace("-", "−")
+
+
+def _picture(folder: Path, name: str, description: str) -> str:
+    light, dark = (_data_uri(folder / f"{name}{ending}.png") for ending in GROUNDS)
+    return (
+        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img src="{light}" alt="{escape(description)}"></picture></figure>'
+    )
+
+
+def _data_uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+_STYLE = """
+:root{--ground:#fff;--ink:#1a1a1a;--soft:#5c6066;--line:#d9dce1;--card:#f6f7f9;--bar:#d55e00;--tick:#1a1a1a;
+--holds:#00694b;--fails:#a8320a;--open:#6b5200;font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+line-height:1.5}
+@media(prefers-color-scheme:dark){:root{--ground:#16181d;--ink:#e8e8e8;--soft:#a6abb3;--line:#353a43;--card:#1e2128;
+--tick:#fff;--holds:#5fd3ac;--fails:#ff9c74;--open:#ecc94b}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--ground);color:var(--ink)}
+main{max-width:1180px;margin:0 auto;padding:16px}
+h1{font-size:1.7rem;margin:.4em 0}
+h2{font-size:1.25rem;margin:2em 0 .4em;border-bottom:1px solid var(--line)}
+h3{font-size:1.05rem;margin:0}
+p{max-width:75ch}
+small,.card p,footer{color:var(--soft);font-size:.85rem}
+.note{border-left:4px solid var(--open);padding-left:10px}
+figure{margin:12px 0}
+img{display:block;width:100%;height:auto}
+.verdicts{list-style:none;padding:0}
+.verdicts li{padding:8px 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
+.verdicts small{display:block}
+.chip{display:inline-block;min-width:7.2em;text-align:center;border:1px solid;border-radius:99px;padding:0 8px;
+font-size:.85rem;font-weight:600}
+.holds{color:var(--holds)}.fails{color:var(--fails)}.open{color:var(--open)}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:14px}
+.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
+.card p{margin:.2em 0 .6em}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.92rem}
+th,td{text-align:right;padding:3px 6px;white-space:nowrap}
+th[scope=row]{text-align:left}
+thead th{color:var(--soft);font-weight:500}
+td span{color:var(--soft);font-size:.85em}
+.wide{width:40%}
+.bar{position:relative;height:10px;background:var(--line);border-radius:3px;min-width:60px}
+.bar b{position:absolute;left:0;top:0;bottom:0;background:var(--bar);border-radius:3px}
+.bar i{position:absolute;top:-3px;bottom:-3px;width:2px;background:var(--tick)}
+"""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experiments are kept, found again, and run once."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from quell.paper.datasets import Dataset
+from quell.paper.experiment import AbstractExperiment, Store, longest_first, run_experiments
+from quell.paper.figure1 import Figure1Experiment
+from quell.paper.figure4 import PanelExperiment, artificial_dataset
+from quell.paper.sweep import SweepExperiment
+
+RAN: list[str] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    title: str
+    number: int
+    share: float
+    values: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Toy(AbstractExperiment[Outcome]):
+    result_type: ClassVar[type] = Outcome
+
+    dataset: Dataset
+    size: int = 1
+    breaks: bool = False
+
+    @property
+    def name(self):
+        return f"Toy {self.dataset.name}/{self.size}"
+
+    @property
+    def seconds(self):
+        return float(self.size)
+
+    def run(self):
+        RAN.append(self.name)
+        if self.breaks:
+            raise KeyboardInterrupt
+        return Outcome(self.name, self.size, 0.5, np.array([[1.0, np.nan, -np.inf]]))
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran():
+    RAN.clear()
+
+
+def test_a_result_comes_back_as_it_was(tmp_path):
+    toy, store = Toy(artificial_dataset()), Store(tmp_path / "cells")
+    assert store.find(toy) is None
+    assert not store.folder.exists(), "looking makes nothing"
+    store.keep(toy, toy.run())
+    found, truth = store.find(toy), toy.run()
+    assert found is not None
+    assert (found.title, found.number, found.share) == (truth.title, truth.number, truth.share)
+    np.testing.assert_array_equal(found.values, truth.values)
+    assert [path.name.startswith("toy-2d-1-") for path in store.folder.iterdir()] == [True], "one file, no rests"
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a zip file", None])
+def test_a_damaged_file_counts_as_missing(tmp_path, damage):
+    toy, store = Toy(artificial_dataset()), Store(tmp_path)
+    store.keep(toy, toy.run())
+    path = next(tmp_path.iterdir())
+    path.write_bytes(path.read_bytes()[:100] if damage is None else damage)
+    assert store.find(toy) is None
+    run_experiments([toy], store=store)
+    assert store.find(toy) is not None
+
+
+def test_an_interrupted_run_goes_on_with_what_is_missing(tmp_path):
+    data, store = artificial_dataset(), Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiments([Toy(data, 1), Toy(data, 2, breaks=True), Toy(data, 3)], store=store)
+    assert RAN == ["Toy 2D/3", "Toy 2D/2"], "the longest first"
+    RAN.clear()
+    done = []
+    results = run_experiments([Toy(data, 1), Toy(data, 2), Toy(data, 3)], store=store, on_done=done.append)
+    assert RAN == ["Toy 2D/2", "Toy 2D/1"]
+    assert [result.number for result in results] == [1, 2, 3], "in the order asked for"
+    assert [one.size for one in done] == [3, 2, 1]
+
+
+def test_the_fingerprint_tells_settings_data_and_kinds_apart():
+    data = artificial_dataset()
+    moved = Dataset(data.name, data.features + 1e-12, data.labels)
+    some = [
+        SweepExperiment(data, "none"),
+        SweepExperiment(data, "c7"),
+        SweepExperiment(data, "none", num_runs=11),
+        SweepExperiment(data, "none", seed=1),
+        SweepExperiment(data, "none", factors=(1.0,)),
+        SweepExperiment(moved, "none"),
+        PanelExperiment(data),
+        PanelExperiment(data, lag=10),
+        Figure1Experiment(data),
+    ]
+    assert len({one.fingerprint for one in some}) == len(some)
+    assert SweepExperiment(artificial_dataset(), "none").fingerprint == some[0].fingerprint
+    assert longest_first(some[:2]) == [some[1], some[0]]
