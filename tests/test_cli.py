@@ -101,8 +101,9 @@ def test_table1_draws_a_picture(report):
     assert min(picture.shape[:2]) > 300
     drawn = (picture[..., :3] < 0.9).any(axis=-1)
     assert 0.005 < drawn.mean() < 0.5, "lines on a light ground"
-    colours = {tuple(pixel) for pixel in (255 * picture[drawn][:, :3]).round().astype(int).tolist()}
-    assert {(0, 0, 0), (0xCC, 0x79, 0xA7)} <= colours, "the curves of `none` and of `c7`"
+    pixels = 255 * picture[drawn][:, :3]
+    for colour in ((0x1A, 0x1A, 0x1A), (0xCC, 0x79, 0xA7)):  # of `none` and of `c7`, in a palette of few colours
+        assert np.abs(pixels - colour).max(axis=1).min() < 10
 
 
 def test_an_unavailable_data_set_is_left_out_in_one_line(report):

@@ -49,7 +49,7 @@ def test_commands_write_a_picture_and_its_numbers(command, tmp_path):
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     name = command.split()[0]
-    for file in (f"{name}.png", f"{name}-dark.png"):
+    for file in (f"{name}.png", f"pictures/{name}-tall-dark.png"):
         assert (tmp_path / file).read_bytes().startswith(PNG)
     report = json.loads((tmp_path / f"{name}.json").read_text())
     assert {v["outcome"] for v in report["verdicts"]} <= {"holds", "does not hold", "undecided"}

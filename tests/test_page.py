@@ -57,7 +57,7 @@ def test_the_page_needs_nothing_beside_itself(folder):
     text = (folder / "index.html").read_text()
     links = _Links()
     links.feed(text)
-    assert len([link for link in links.found if link[2].startswith("data:image/png")]) == 2 * len(FIGURES)
+    assert len([link for link in links.found if link[2].startswith("data:image/png")]) == 4 * len(FIGURES)
     assert all(value.startswith("data:") for _, _, value in links.found), "no file, no address"
     assert not re.search(r"url\(|@import|<script", text)
 
@@ -101,10 +101,12 @@ def test_the_page_in_a_browser(folder, browser, width, scheme):
     assert all(url.startswith(("file://", "data:")) for url in requests)
     assert sum(url.startswith("file://") for url in requests) == 1
     shown = page.eval_on_selector_all(
-        "img", "images => images.map(i => [i.complete, i.naturalWidth, i.getBoundingClientRect().width])"
+        "img",
+        "images => images.map(i => [i.complete, i.naturalWidth, i.naturalHeight, i.getBoundingClientRect().width])",
     )
     assert len(shown) == len(FIGURES)
-    assert all(complete and natural > 500 and 300 < wide <= width for complete, natural, wide in shown)
+    assert all(complete and high > 300 and 300 < wide <= width for complete, _, high, wide in shown)
+    assert all((high > 0.8 * across) == (width < 700) for _, across, high, _ in shown), "panels are stacked on a phone"
     assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing sticks out"
     boxes = page.eval_on_selector_all(
         "td, th, .chip", "some => some.map(e => [e.scrollWidth - e.clientWidth, e.getBoundingClientRect().right])"

@@ -48,7 +48,7 @@ def everything(
     sweeps, rest = results[len(table) : len(table) + len(sweep)], results[len(table) + len(sweep) :]
     seconds = time.perf_counter() - began
     verdicts = [
-        *write_table1(cells, out, table1_settings(table[0]), seconds),
+        *write_table1(cells, out, table1_settings(table[0])),
         *write_figure1(rest[0], out),
         *write_figure2(sweeps, out),
         *write_figure3(sweeps, out),

@@ -49,7 +49,7 @@ def table1(
     plan = table1_plan(loaded, columns, runs=runs, steps=steps, seed=seed, quick=quick)
     cells = [Cell.from_sweep(sweep) for sweep in run_all(plan, out)]
     seconds = time.perf_counter() - began
-    verdicts = write_table1(cells, out, table1_settings(plan[0]), seconds)
+    verdicts = write_table1(cells, out, table1_settings(plan[0]))
     console = output_console()
     console.print(render(cells))
     print_verdicts(console, verdicts)

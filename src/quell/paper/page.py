@@ -10,7 +10,7 @@ from pathlib import Path
 from quell.atomic import write_atomically
 from quell.paper.figure1 import Figure1
 from quell.paper.figure4 import Panel
-from quell.paper.plots import GROUNDS
+from quell.paper.plots import picture_files
 from quell.paper.sweep import Sweep
 from quell.paper.table1 import Cell
 from quell.paper.verdicts import FAILS, HOLDS, UNDECIDED, Verdict
@@ -178,11 +178,15 @@ def _number(value: float) -> str:
 
 
 def _picture(folder: Path, name: str, description: str) -> str:
-    light, dark = (_data_uri(folder / f"{name}{ending}.png") for ending in GROUNDS)
-    return (
-        f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{escape(description)}"></picture></figure>'
-    )
+    uris = {variant: _data_uri(path) for variant, path in picture_files(folder / f"{name}.png").items()}
+    conditions = {
+        ("tall", "dark"): "(max-width: 700px) and (prefers-color-scheme: dark)",
+        ("tall", "light"): "(max-width: 700px)",
+        ("wide", "dark"): "(prefers-color-scheme: dark)",
+    }
+    sources = [f'<source media="{media}" srcset="{uris[variant]}">' for variant, media in conditions.items()]
+    image = f'<img src="{uris["wide", "light"]}" alt="{escape(description)}">'
+    return f"<figure><picture>{''.join(sources)}{image}</picture></figure>"
 
 
 def _data_uri(path: Path) -> str:

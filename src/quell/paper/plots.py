@@ -2,6 +2,7 @@
 """Figures of the reproduction, each on a light and on a dark ground; the only file of `quell.paper` that draws."""
 
 import functools
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,34 +27,56 @@ STYLE: dict[str, dict[str, Any]] = {
     "c5": {"color": "#3D8FD1", "linestyle": ":"},
     "c7": {"color": "#CC79A7", "linestyle": ":"},
 }
-GROUNDS = {"": ("#ffffff", "#1a1a1a"), "-dark": ("#16181d", "#e8e8e8")}
-"""For each ending of a file's name, the colours of ground and text."""
+GROUNDS = {"light": ("#ffffff", "#1a1a1a"), "dark": ("#16181d", "#e8e8e8")}
+"""Colours of ground and text."""
 
 _REFERENCE = "#888888"
 _SHADES = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
 
 
-def _on_both_grounds(draw: Callable[[Content], Any]) -> Callable[[Content, Path], None]:
-    """Save a figure as `NAME.png` and as `NAME-dark.png`."""
+def _in_all_variants(draw: Callable[[Content, bool], Any]) -> Callable[[Content, Path], None]:
+    """Save a figure as `NAME.png`, and in `pictures/` its variants: on a dark ground, and with its panels stacked."""
 
     @functools.wraps(draw)
     def save(content: Content, path: Path) -> None:
         import matplotlib
 
-        for ending, (ground, ink) in GROUNDS.items():
-            inked = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
-            settings: dict[Any, Any] = {"figure.facecolor": ground, "axes.facecolor": ground, "legend.framealpha": 0.0}
+        inked = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
+        for (shape, ground), file in picture_files(path).items():
+            file.parent.mkdir(exist_ok=True)
+            back, ink = GROUNDS[ground]
+            settings: dict[Any, Any] = {"figure.facecolor": back, "axes.facecolor": back, "legend.framealpha": 0.0}
             with matplotlib.rc_context({**settings, **dict.fromkeys(inked, ink)}):
-                draw(content).savefig(path.with_name(f"{path.stem}{ending}.png"), dpi=130)
+                _save(draw(content, shape == "tall"), file, dpi=130 if shape == "wide" else 100)
 
     return save
 
 
-@_on_both_grounds
-def draw_table1(cells: Sequence[Cell]) -> Any:
+def _save(figure: Any, path: Path, *, dpi: int) -> None:
+    """As a PNG with a palette, which is a quarter of the size."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=dpi)
+    with Image.open(buffer) as image:
+        image.convert("RGB").quantize(128).save(path, optimize=True)
+
+
+def picture_files(path: Path) -> dict[tuple[str, str], Path]:
+    """Where the variants of a picture lie, by shape (`wide`, `tall`) and ground (`light`, `dark`)."""
+    files = {
+        (shape, ground): path.parent / "pictures" / f"{path.stem}-{shape}-{ground}.png"
+        for shape in ("wide", "tall")
+        for ground in GROUNDS
+    }
+    return files | {("wide", "light"): path}
+
+
+@_in_all_variants
+def draw_table1(cells: Sequence[Cell], tall: bool) -> Any:
     """Draw the median ELBO against the iteration, one panel a data set."""
     names = list(dict.fromkeys(cell.dataset for cell in cells))
-    figure, panels = _panels(1, len(names))
+    figure, panels = _panels(1, len(names), tall)
     for axes, name in zip(panels[0], names, strict=True):
         mine = [cell for cell in cells if cell.dataset == name]
         curves = [np.median(np.nan_to_num(cell.curves, nan=-np.inf), axis=0) for cell in mine]
@@ -62,13 +85,13 @@ def draw_table1(cells: Sequence[Cell]) -> Any:
         _show_optimum(axes, mine[0].optimum, _worth_seeing(curves))
         axes.set_title(f"{name}, learning rate {mine[0].learning_rate:g}")
         axes.set_xlabel("iteration")
-    return _finish(figure, panels, "ELBO in nats, median of the runs")
+    return _finish(figure, panels, "ELBO in nats, median of the runs", tall)
 
 
-@_on_both_grounds
-def draw_figure1(result: Figure1) -> Any:
+@_in_all_variants
+def draw_figure1(result: Figure1, tall: bool) -> Any:
     """Draw squared norm and variance of the gradient along the sequence of weights."""
-    figure, panels = _panels(1, 2)
+    figure, panels = _panels(1, 2, tall)
     for axes, values, title in zip(
         panels[0], (result.sq_norm, result.variance), ("squared norm", "variance"), strict=True
     ):
@@ -77,14 +100,14 @@ def draw_figure1(result: Figure1) -> Any:
         axes.set_title(f"{result.dataset}: {title}")
         axes.set_yscale("log")
         axes.set_xlabel("iteration of one sequence of weights")
-    return _finish(figure, panels, "of the gradient of the ELBO a datum")
+    return _finish(figure, panels, "of the gradient of the ELBO a datum", tall)
 
 
-@_on_both_grounds
-def draw_figure2(sweeps: Sequence[Sweep]) -> Any:
+@_in_all_variants
+def draw_figure2(sweeps: Sequence[Sweep], tall: bool) -> Any:
     """Draw the ELBO against the iteration at two learning rates and at the best one for each iteration."""
     names = list(dict.fromkeys(sweep.dataset for sweep in sweeps))
-    figure, panels = _panels(len(names), 3)
+    figure, panels = _panels(len(names), 3, tall)
     for row, name in zip(panels, names, strict=True):
         mine = [sweep for sweep in sweeps if sweep.dataset == name]
         curves = [[*(s.median[_nearest(s, factor)] for factor in SHOWN), s.envelope] for s in mine]
@@ -95,30 +118,30 @@ def draw_figure2(sweeps: Sequence[Sweep]) -> Any:
             _show_optimum(axes, mine[0].optimum, _worth_seeing([some[k] for some in curves]))
             axes.set_title(f"{name}, {title}")
             axes.set_xlabel("iteration")
-    return _finish(figure, panels, "ELBO in nats, median of the runs")
+    return _finish(figure, panels, "ELBO in nats, median of the runs", tall)
 
 
-@_on_both_grounds
-def draw_figure3(sweeps: Sequence[Sweep]) -> Any:
+@_in_all_variants
+def draw_figure3(sweeps: Sequence[Sweep], tall: bool) -> Any:
     """Draw the final ELBO against the learning rate."""
     names = list(dict.fromkeys(sweep.dataset for sweep in sweeps))
-    figure, panels = _panels(1, len(names))
+    figure, panels = _panels(1, len(names), tall)
     for axes, name in zip(panels[0], names, strict=True):
         mine = [sweep for sweep in sweeps if sweep.dataset == name]
         for sweep in mine:
             _line(axes, sweep.rates, sweep.median[:, -1], sweep.variates, marker="o", markersize=3.5)
-        _show_optimum(axes, mine[0].optimum, [value for sweep in mine for value in sweep.median[:, -1]])
+        _show_optimum(axes, mine[0].optimum, [value for sweep in mine for value in sweep.median[:, -1]], 3.0)
         axes.axvline(LEARNING_RATES[name], color=_REFERENCE, linewidth=1.0, linestyle=":", label="rate of Table 1")
         axes.set_xscale("log")
         axes.set_title(name)
         axes.set_xlabel("learning rate")
-    return _finish(figure, panels, f"ELBO after {sweeps[0].steps} iterations, median")
+    return _finish(figure, panels, f"ELBO after {sweeps[0].steps} iterations, median", tall)
 
 
-@_on_both_grounds
-def draw_figure4(results: Sequence[Panel]) -> Any:
+@_in_all_variants
+def draw_figure4(results: Sequence[Panel], tall: bool) -> Any:
     """Draw the expected squared norm against the prior's strength, a line for each number of evaluations."""
-    figure, panels = _panels(1, len(results))
+    figure, panels = _panels(1, len(results), tall)
     for axes, panel in zip(panels[0], results, strict=True):
         for size, values, shade in zip(SAMPLE_SIZES, panel.mean, _SHADES, strict=True):
             axes.plot(STRENGTHS, values, label=f"M = {size}", color=shade, linewidth=1.8)
@@ -130,15 +153,19 @@ def draw_figure4(results: Sequence[Panel]) -> Any:
         age = f"{panel.lag} iterations old" if panel.lag else "of the same weights"
         axes.set_title(f"{panel.dataset}, moments {age}")
         axes.set_xlabel("v0")
-    return _finish(figure, panels, "expected squared norm of the gradient")
+    return _finish(figure, panels, "expected squared norm of the gradient", tall)
 
 
-def _panels(rows: int, columns: int) -> tuple[Any, list[list[Any]]]:
+def _panels(rows: int, columns: int, tall: bool) -> tuple[Any, list[list[Any]]]:
+    """A figure and its axes by row and column; in a tall one all of them are stacked, for a narrow screen."""
     from matplotlib.figure import Figure
 
+    if tall:
+        figure = Figure(figsize=(4.6, 3.5 * rows * columns + 0.8), layout="constrained")
+        stacked = list(figure.subplots(rows * columns, 1, squeeze=False)[:, 0])
+        return figure, [stacked[k * columns : (k + 1) * columns] for k in range(rows)]
     figure = Figure(figsize=(max(4.6 * columns, 6.4), 3.8 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, [list(row) for row in axes]
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
 def _line(axes: Any, x: Any, y: Any, column: str, **options: Any) -> None:
@@ -154,11 +181,11 @@ def _worth_seeing(curves: Sequence[Any]) -> list[float]:
     return [float(value) for curve in curves for value in curve[len(curve) // 6 :]]
 
 
-def _show_optimum(axes: Any, best: float, values: Sequence[float]) -> None:
-    """Mark the optimum, and cut off what lies far below it, as the paper does."""
+def _show_optimum(axes: Any, best: float, values: Sequence[float], lowest: float = 4.5) -> None:
+    """Mark the optimum, and cut off what lies below a multiple of it, as the paper does."""
     axes.axhline(best, color=_REFERENCE, linewidth=1.2, linestyle="--", label="optimum")
-    lowest = 4.5 * best if best < 0 else best - 1.0
-    worst = min((value for value in values if np.isfinite(value) and value >= lowest), default=lowest)
+    limit = best - (lowest - 1.0) * abs(best)
+    worst = min((value for value in values if np.isfinite(value) and value >= limit), default=limit)
     room = max(best - worst, 1e-3 * abs(best))
     axes.set_ylim(worst - 0.15 * room, best + 0.06 * room)
 
@@ -169,11 +196,13 @@ def _nearest(sweep: Sweep, factor: float) -> int:
     return int(np.argmin(np.abs(np.log(ratios / factor))))
 
 
-def _finish(figure: Any, panels: list[list[Any]], label: str) -> Any:
+def _finish(figure: Any, panels: list[list[Any]], label: str, tall: bool) -> Any:
     for row in panels:
-        row[0].set_ylabel(label)
-        for axes in row:
+        for k, axes in enumerate(row):
             axes.grid(alpha=0.25)
+            if k == 0 or tall:
+                axes.set_ylabel(label)
     handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5), fontsize="small")
+    place, columns = ("outside upper center", 3) if tall else ("outside lower center", 5)
+    figure.legend(handles, labels, loc=place, ncols=min(len(labels), columns), fontsize="small")
     return figure

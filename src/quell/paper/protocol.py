@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The paper's experiment: logistic regression, full-rank Gaussian, momentum, 500 steps from N(0, I)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ def elbo_curves(
     num_steps: int = STEPS,
     record_every: int = RECORD_EVERY,
     seed: int = 0,
+    optimizer: Callable[[Float[Array, ""]], optax.GradientTransformation] = paper_optimizer,
 ) -> Float[np.ndarray, "rate run record"]:
     """Exact ELBO along independent runs, all of them in one compiled program.
 
@@ -62,6 +63,7 @@ def elbo_curves(
         num_steps: a multiple of `record_every`.
         record_every: steps between two records; the first is of the start.
         seed: of all runs; different learning rates see the same draws.
+        optimizer: of a learning rate.
 
     Returns:
         The ELBO in nats; NaN once a run has left the finite numbers.
@@ -69,28 +71,32 @@ def elbo_curves(
     root = jax.random.key(seed)
     keys = jax.vmap(lambda k: jax.random.fold_in(root, k))(jnp.arange(num_runs))
     rates = jnp.asarray(learning_rates)
-    curves = _curves(gradient, rates, keys, num_steps // record_every, record_every)
+    curves = _curves(gradient, optimizer, rates, keys, num_steps // record_every, record_every)
     return np.asarray(curves, dtype=np.float64)
 
 
 @quick_jit
 def _curves(
     gradient: Gradient,
+    optimizer: Callable[[Float[Array, ""]], optax.GradientTransformation],
     rates: Float[Array, "rate"],
     keys: Key[Array, "run"],
     num_records: int,
     record_every: int,
 ) -> Float[Array, "rate run record"]:
     def run(rate: Float[Array, ""], key: Key[Array, ""]) -> Float[Array, "record"]:
-        return _curve(gradient, rate, key, num_records, record_every)
+        return _curve(gradient, optimizer(rate), key, num_records, record_every)
 
     return jax.vmap(lambda rate: jax.vmap(lambda key: run(rate, key))(keys))(rates)
 
 
 def _curve(
-    gradient: Gradient, rate: Float[Array, ""], key: Key[Array, ""], num_records: int, record_every: int
+    gradient: Gradient,
+    optimizer: optax.GradientTransformation,
+    key: Key[Array, ""],
+    num_records: int,
+    record_every: int,
 ) -> Float[Array, "record"]:
-    optimizer = paper_optimizer(rate)
     problem = gradient.problem
 
     def step(carry: PyTree, step_key: Key[Array, ""]) -> tuple[PyTree, None]:
