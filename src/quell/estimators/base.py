@@ -41,8 +41,8 @@ def refuses_transport(problem: Problem, transport: str | None) -> str | None:
 
 
 def default_transport(evaluation: Evaluation, transport: str | None) -> str:
-    """The named transport, or the family's first."""
-    return transport or evaluation.problem.family.transports[0]
+    """The named transport, or the one that the family samples with."""
+    return transport or evaluation.problem.family.sampling
 
 
 def suffix(transport: str | None, *, full_data: bool) -> str:

@@ -22,7 +22,17 @@ class AbstractFamily(eqx.Module):
     @property
     @abstractmethod
     def transports(self) -> tuple[str, ...]:
-        """Names of the maps from noise to latent; the first is the default."""
+        """Names of the differentiable maps from noise to latent, the default first; none for a discrete family."""
+
+    @property
+    def sampling(self) -> str:
+        """Name of the map that samples are made with."""
+        return self.transports[0] if self.transports else "sample"
+
+    @property
+    def has_generalized(self) -> bool:
+        """Whether the family has a transport whose base distribution depends on the parameters."""
+        return False
 
     @property
     @abstractmethod
@@ -95,6 +105,10 @@ class AbstractParticles(ABC):
     @abstractmethod
     def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
         r"""\(\nabla_w E f(Z)\) of a quadratic, or of one quadratic a replicate (leading axis)."""
+
+    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> Parts:
+        r"""The generalized reparameterization of \(f\), given its values and gradients at the samples."""
+        raise NotImplementedError("refused before: the family has no generalized reparameterization")
 
     @abstractmethod
     def dense(self, parts: Parts) -> PyTree[Float[Array, "sample ..."]]:

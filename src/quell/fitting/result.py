@@ -61,7 +61,7 @@ class FitResult(eqx.Module):
         check_key(key)
         family = self.problem.family
         noise = family.noise(key, num, jax.tree.leaves(self.params)[0].dtype)
-        return family.particles(self.params, noise).latents(family.transports[0])
+        return family.particles(self.params, noise).latents(family.sampling)
 
     def __repr__(self) -> str:
         """Result, time, ELBO, noise removed and weights, a line each."""

@@ -41,7 +41,7 @@ class BaseGradient(eqx.Module):
     def elbo(self, evaluation: Evaluation) -> Float[Array, ""]:
         """An unbiased estimate of the ELBO from the same draw, with the exact entropy."""
         problem = evaluation.problem
-        transport = problem.family.transports[0]
+        transport = problem.family.sampling
         data = Data().values(evaluation, transport, full_data=False)
         prior = Prior().values(evaluation, transport, full_data=False)
         return jnp.mean(data + prior) + problem.family.entropy(evaluation.params)
