@@ -29,8 +29,7 @@ from quell.draw import Sampler
 from quell.estimators import Reparameterization
 from quell.fitting import Gradient, GradientState
 from quell.models import AbstractDataExpansion
-from quell.paper import Dataset, load, protocol
-from quell.paper.ensembles import VARIATES, variates
+from quell.paper import VARIATES, Dataset, load, protocol, variates
 from quell.paper.optimum import optimum
 from quell.paper.sweep import LEARNING_RATES
 from quell.paper.table1 import PAPER

@@ -36,3 +36,6 @@ SHRUNK = {"atol": 2e-2}
 
 ILL_CONDITIONED = 1e6
 """The same where two variates are equal and only the prior keeps the matrix regular."""
+
+NODES_IN_THREE = {"rtol": 2e-5, "atol": 2e-6}
+"""Double-exponential nodes in three dimensions, few enough to be quick."""

@@ -5,6 +5,10 @@ Many control variates from one recipe, combined by one small regularised solve, 
 """
 
 from quell import paper as paper
+from quell.approximations import Baseline as Baseline
+from quell.approximations import Concrete as Concrete
+from quell.approximations import JaakkolaJordan as JaakkolaJordan
+from quell.approximations import Surrogate as Surrogate
 from quell.approximations import TaylorInData as TaylorInData
 from quell.approximations import TaylorInLatent as TaylorInLatent
 from quell.combine import NormalWishart as NormalWishart
@@ -12,11 +16,18 @@ from quell.combine import Rule as Rule
 from quell.draw import Draw as Draw
 from quell.draw import Sampler as Sampler
 from quell.estimators import ClosedForm as ClosedForm
+from quell.estimators import ConditionalScoreFunction as ConditionalScoreFunction
+from quell.estimators import GeneralizedReparameterization as GeneralizedReparameterization
+from quell.estimators import LocalReparameterization as LocalReparameterization
 from quell.estimators import Reparameterization as Reparameterization
 from quell.estimators import ScoreFunction as ScoreFunction
+from quell.families import Bernoulli as Bernoulli
+from quell.families import Categorical as Categorical
 from quell.families import FullRank as FullRank
 from quell.families import LocationScale as LocationScale
+from quell.families import Logits as Logits
 from quell.families import MeanField as MeanField
+from quell.families import Product as Product
 from quell.fitting import FitResult as FitResult
 from quell.fitting import Gradient as Gradient
 from quell.fitting import GradientInfo as GradientInfo
@@ -40,8 +51,12 @@ from quell.terms import Prior as Prior
 from quell.terms import Score as Score
 from quell.terms import Variational as Variational
 from quell.variates import BaseGradient as BaseGradient
+from quell.variates import Catalogue as Catalogue
 from quell.variates import ControlVariate as ControlVariate
+from quell.variates import catalogue as catalogue
+from quell.variates import default_base as default_base
 from quell.variates import default_variates as default_variates
 from quell.variates import score_variate as score_variate
+from quell.variates import zoo as zoo
 
 __version__ = "0.1.0"

@@ -25,11 +25,12 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def _jitted(function: Callable[..., Any], backend: str) -> Any:
-    return eqx.filter_jit(function, compiler_options=_quick_options(backend))  # pyright: ignore[reportCallIssue]
+    return eqx.filter_jit(function, compiler_options=quick_options(backend))  # pyright: ignore[reportCallIssue]
 
 
 @functools.cache
-def _quick_options(backend: str) -> dict[str, Any]:
+def quick_options(backend: str) -> dict[str, Any]:
+    """Options of the compiler for a short compilation."""
     if backend != "cpu":
         return {}
     options: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}

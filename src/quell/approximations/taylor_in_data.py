@@ -3,13 +3,14 @@
 
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.evaluation import Batch, Evaluation
-from quell.models import AbstractDataExpansion
+from quell.models import AbstractDataExpansion, AbstractModel
 from quell.parts import Parts
 from quell.problem import Problem
 from quell.quadratic import Quadratic, expand_function
@@ -23,8 +24,9 @@ class TaylorInData(AbstractApproximation):
     for data subsampling.
 
     Bias: none in a variate.
-    Cost: as the likelihood of the minibatch; on all data one product with a `latent x latent` matrix a
-    replicate.
+    Cost: for a linear predictor as the likelihood of the minibatch, and on all data one product with a
+    `latent x latent` matrix a replicate. For a `Model` each datum of the minibatch costs a product with a Hessian,
+    about three gradients, and all data as many such products as a datum has numbers, each replicate.
 
     References: Wang et al. (2013); Geffner & Domke (2018), section 3.2.
     """
@@ -36,9 +38,8 @@ class TaylorInData(AbstractApproximation):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if term.name != Data().name:
             return f"the {term.name} term has no data to expand in"
-        if problem.model.data_expansion() is None:
-            return f"{type(problem.model).__name__} offers no expansion in its data"
-        return None
+        expansion = eqx.filter_eval_shape(lambda model: model.data_expansion(), problem.model)
+        return _why_none(problem.model) if expansion is None else _why_not_twice(expansion, problem.model)
 
     def init(self, problem: Problem) -> PyTree:
         return problem.model.data_expansion()
@@ -80,3 +81,20 @@ class ExpandedInData(AbstractTerm):
             return batch_factor(problem, batch) * jnp.sum(self.expansion.log_likelihood(z, batch.rows))
 
         return total
+
+
+def _why_none(model: AbstractModel) -> str:
+    dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(model.data) if not jnp.issubdtype(x.dtype, jnp.floating)})
+    why = f"they hold {' and '.join(dtypes)}, and derivatives need floating point" if dtypes else "a datum is empty"
+    return f"{type(model).__name__} offers no expansion in its data: {why}"
+
+
+def _why_not_twice(expansion: AbstractDataExpansion, model: AbstractModel) -> str | None:
+    """Differentiate in the abstract, without computing: some functions have no second derivative in JAX."""
+    like = jax.eval_shape(lambda: jnp.zeros(model.dim))
+    try:
+        eqx.filter_eval_shape(lambda e, z: jax.grad(e.mean_log_likelihood)(z), expansion, like)
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        return f"the log-likelihood cannot be differentiated twice in its data ({type(error).__name__}: {reason})"
+    return None

@@ -1,74 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """Second-order Taylor expansion in the latent."""
 
-import jax
+import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
+from numpy.typing import ArrayLike
 
 from quell.approximations.base import AbstractApproximation
+from quell.approximations.quadratic_term import AbstractQuadraticTerm
+from quell.checks import check_finite
 from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
 from quell.problem import Problem
 from quell.quadratic import Quadratic
-from quell.terms import AbstractTerm, expected_grad
+from quell.terms import AbstractTerm
+
+
+def _as_anchor(anchor: ArrayLike | None) -> Array | None:
+    return None if anchor is None else jnp.asarray(anchor, dtype=jnp.result_type(float))
 
 
 class TaylorInLatent(AbstractApproximation):
-    r"""Replace \(f(z)\) by its second-order Taylor expansion around the mean of \(q_w\).
+    r"""Replace \(f(z)\) by its second-order Taylor expansion around the mean of \(q_w\), or around a fixed point.
 
     A quadratic has a closed form under any family with two moments, so this corrects for sampling the
     latent.
 
+    Args:
+        anchor: the point to expand around, a flat latent such as the mode; `None` follows the mean of \(q_w\).
+            Two variates with fixed anchors need a `label` each.
+
     Bias: none in a variate.
-    Cost: gradient and Hessian of \(f\) at the mean, on each replicate's minibatch; for a linear predictor
+    Cost: gradient and Hessian of \(f\) at the anchor, on each replicate's minibatch; for a linear predictor
     the Hessian has the rank of the minibatch and is never formed.
+
+    Example:
+        >>> import quell
+        >>> quell.TaylorInLatent().name, quell.TaylorInLatent(anchor=[0.5, -1.0]).name
+        ('taylor-z', 'taylor-z[anchor]')
 
     References: Miller et al. (2017); Geffner & Domke (2018), appendix.
     """
 
+    anchor: Float[Array, "latent"] | None = eqx.field(default=None, converter=_as_anchor)
+
+    def __check_init__(self) -> None:
+        """Refuse an anchor that is not a flat, finite vector."""
+        if self.anchor is None:
+            return
+        if self.anchor.ndim != 1:
+            raise ValueError(
+                f"`anchor` was given with shape {self.anchor.shape}. A flat vector, one number a coordinate of the "
+                "latent, was needed. Write for example `anchor=family.mean(params)`."
+            )
+        check_finite("anchor", self.anchor)
+
     @property
     def name(self) -> str:
-        return "taylor-z"
+        return _name(self.anchor)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        return None
+        if self.anchor is None or self.anchor.shape[0] == problem.model.dim:
+            return None
+        return f"the anchor has {self.anchor.shape[0]} coordinates and the latent has {problem.model.dim}"
 
     def init(self, problem: Problem) -> PyTree:
-        return None
+        return self.anchor
 
     def apply(self, term: AbstractTerm, state: PyTree) -> AbstractTerm:
-        return ExpandedInLatent(term)
+        return ExpandedInLatent(term, state)
 
 
-class ExpandedInLatent(AbstractTerm):
-    """A term whose function is expanded around the mean of the current parameters."""
+class ExpandedInLatent(AbstractQuadraticTerm):
+    """A term whose function is expanded around the mean of the current parameters, or around a fixed anchor."""
 
     term: AbstractTerm
+    anchor: PyTree = None
 
     @property
     def name(self) -> str:
-        return f"taylor-z({self.term.name})"
+        return f"{_name(self.anchor)}({self.term.name})"
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
-        return self._map(Quadratic.value, evaluation, transport, full_data=full_data)
-
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
-        return self._map(Quadratic.grad, evaluation, transport, full_data=full_data)
-
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        quadratic = self._quadratic(evaluation, batch)
-        return Quadratic(anchor, quadratic.value(anchor), quadratic.grad(anchor), quadratic.curvature)
-
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        return expected_grad(evaluation, lambda batch: self._quadratic(evaluation, batch), full_data=full_data)
-
-    def refuses_closed_form(self, problem: Problem) -> str | None:
-        return None
-
-    def _quadratic(self, evaluation: Evaluation, batch: Batch) -> Quadratic:
-        anchor = evaluation.problem.family.mean(evaluation.params)
+    def quadratic(self, evaluation: Evaluation, batch: Batch) -> Quadratic:
+        mean = evaluation.problem.family.mean(evaluation.params)
+        anchor = mean if self.anchor is None else self.anchor.astype(mean.dtype)
         return self.term.expand(evaluation, anchor, batch)
 
-    def _map(self, method, evaluation: Evaluation, transport: str, *, full_data: bool) -> Array:
-        quadratics = evaluation.map_batches(lambda batch: self._quadratic(evaluation, batch), full_data=full_data)
-        axis = 0 if evaluation.has_batch_axis(full_data=full_data) else None
-        return jax.vmap(method, in_axes=(axis, 0))(quadratics, evaluation.latents(transport))
+
+def _name(anchor: PyTree) -> str:
+    return "taylor-z" if anchor is None else "taylor-z[anchor]"

@@ -31,18 +31,20 @@ class AbstractEstimator(eqx.Module):
         """One gradient a replicate."""
 
 
-def refuses_transport(problem: Problem, transport: str | None) -> str | None:
-    """Why a named transport is not to be had; `None` if it is."""
-    valid = problem.family.transports
+def refuses_transport(problem: Problem, term: AbstractTerm, transport: str | None) -> str | None:
+    """Why a differentiable transport is not to be had; `None` if it is."""
+    valid = term.transports(problem)
     if (transport is None and valid) or transport in valid:
         return None
-    offered = ", ".join(repr(name) for name in valid) or "none"
-    return f"{type(problem.family).__name__} has no transport {transport!r} (it has {offered})"
+    family = type(problem.family).__name__
+    if not valid:
+        return f"{family} has no differentiable transport, so that no path leads through its samples"
+    return f"{family} has no transport {transport!r} (it has {', '.join(repr(name) for name in valid)})"
 
 
-def default_transport(evaluation: Evaluation, transport: str | None) -> str:
-    """The named transport, or the one that the family samples with."""
-    return transport or evaluation.problem.family.sampling
+def default_transport(evaluation: Evaluation, term: AbstractTerm, transport: str | None) -> str:
+    """The named transport, or the one that the term is sampled with."""
+    return transport or term.sampling(evaluation.problem)
 
 
 def suffix(transport: str | None, *, full_data: bool) -> str:

@@ -30,8 +30,8 @@ class Reparameterization(AbstractEstimator):
         return "rp" + suffix(self.transport, full_data=self.full_data)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        return refuses_transport(problem, self.transport)
+        return refuses_transport(problem, term, self.transport)
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
-        transport = default_transport(evaluation, self.transport)
+        transport = default_transport(evaluation, term, self.transport)
         return Parts(paths={transport: term.grads(evaluation, transport, full_data=self.full_data)})

@@ -12,7 +12,7 @@ class ScoreFunction(AbstractEstimator):
     r"""\(f(Z) \nabla_w \log q_w(Z)\), also known as REINFORCE.
 
     Args:
-        transport: the map that makes \(Z\) from noise; the family's first by default.
+        transport: the map that makes \(Z\) from noise; the one that the family samples with by default.
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.
@@ -29,9 +29,9 @@ class ScoreFunction(AbstractEstimator):
         return "sf" + suffix(self.transport, full_data=self.full_data)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        return refuses_transport(problem, self.transport)
+        return None if self.transport is None else refuses_transport(problem, term, self.transport)
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
-        transport = default_transport(evaluation, self.transport)
+        transport = default_transport(evaluation, term, self.transport)
         values = term.values(evaluation, transport, full_data=self.full_data)
         return evaluation.particles.score(values, transport)

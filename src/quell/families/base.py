@@ -35,6 +35,11 @@ class AbstractFamily(eqx.Module):
         return False
 
     @property
+    def is_gaussian(self) -> bool:
+        """Whether every member is a Gaussian, so that linear functions of the latent are Gaussian too."""
+        return False
+
+    @property
     @abstractmethod
     def num_params(self) -> int:
         """Number of free parameters."""

@@ -45,6 +45,10 @@ class FullRank(AbstractFamily):
         return ("cholesky", "symmetric")
 
     @property
+    def is_gaussian(self) -> bool:
+        return True
+
+    @property
     def num_params(self) -> int:
         return self.dim + self.dim * (self.dim + 1) // 2
 

@@ -45,6 +45,10 @@ class MeanField(AbstractFamily):
         return ("diagonal",)
 
     @property
+    def is_gaussian(self) -> bool:
+        return True
+
+    @property
     def num_params(self) -> int:
         return 2 * self.dim
 

@@ -168,7 +168,34 @@ class Gradient(eqx.Module):
             weights=weights,
             dropped=~keep,
         )
-        return loss_grad, GradientState(self.rule.observe(state.moments, joint), state.variates), info
+        after = GradientState(
+            self.rule.observe(state.moments, joint), self._refreshed(evaluation, samples, state, weights)
+        )
+        return loss_grad, after, info
+
+    def _refreshed(
+        self, evaluation: Evaluation, samples: list[Parts], state: GradientState, weights: Float[Array, "variate"]
+    ) -> tuple[PyTree, ...]:
+        """The variates' states for the next step; those that learn go down the squared norm of the whole gradient."""
+        learners = [k for k, variate in enumerate(self.variates) if variate.learns]
+        grads: list[PyTree] = [None] * len(self.variates)
+        if learners:
+            fixed = samples[0]
+            for k, sample in enumerate(samples[1:]):
+                fixed = fixed if k in learners else fixed + sample * weights[k]
+
+            def sq_norm(states: list[PyTree]) -> Float[Array, ""]:
+                total = fixed
+                for k, learned in zip(learners, states, strict=True):
+                    total = total + self.variates[k].sample(evaluation, learned) * weights[k]
+                return evaluation.particles.gram([total])[0, 0] / self.problem.model.num_data**2
+
+            for k, grad in zip(learners, eqx.filter_grad(sq_norm)([state.variates[k] for k in learners]), strict=True):
+                grads[k] = grad
+        return tuple(
+            variate.update(evaluation, before, grad)
+            for variate, before, grad in zip(self.variates, state.variates, grads, strict=True)
+        )
 
     def weights(self, state: GradientState) -> Float[Array, "variate"]:
         """The weights that the next step will use."""

@@ -23,7 +23,7 @@ from quell.fitting.result import FitResult
 from quell.models import AbstractModel
 from quell.problem import Problem
 from quell.status import DivergenceError, Status
-from quell.variates import BaseGradient, ControlVariate, default_variates
+from quell.variates import BaseGradient, ControlVariate, default_base, default_variates
 
 DEFAULT_BATCH_SIZE = 100
 
@@ -55,7 +55,7 @@ def fit(
         steps: how many to take.
         sampler: replicates and minibatches; by default one replicate with a minibatch of 100, or the full
             data where they are fewer.
-        base: the gradient that the variates are added to.
+        base: the gradient that the variates are added to; by default the one that suits the family.
         rule: how their weights are learned.
         params: to start from; the family's `init` by default.
         progress: show a bar; by default where somebody is watching.
@@ -78,7 +78,7 @@ def fit(
     gradient = Gradient(
         problem=problem,
         variates=default_variates(problem) if variates is None else list_variates(variates),
-        base=base or BaseGradient(),
+        base=base or default_base(problem),
         sampler=sampler or _default_sampler(model),
         rule=rule or Rule(),
     )

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.checks import check_count, check_finite
 from quell.models.base import AbstractDataExpansion, AbstractModel
+from quell.models.data_expansion import FunctionDataExpansion
 from quell.models.prior import AbstractPrior, FunctionPrior
 from quell.quadratic import Quadratic, expand_function
 
@@ -76,7 +77,7 @@ class Model(AbstractModel):
         return expand_function(lambda z: jnp.sum(self.log_likelihood(z, batch)), anchor)
 
     def data_expansion(self) -> AbstractDataExpansion | None:
-        return None
+        return FunctionDataExpansion.from_data(self.data, self.likelihood, self.unflatten)
 
     @property
     def has_cheap_expansion(self) -> bool:

@@ -6,5 +6,5 @@ from quell.paper.datasets import Dataset as Dataset
 from quell.paper.datasets import DatasetUnavailable as DatasetUnavailable
 from quell.paper.datasets import load as load
 from quell.paper.ensembles import SUBSETS as SUBSETS
-from quell.paper.ensembles import VARIATES as VARIATES
 from quell.paper.ensembles import variates as variates
+from quell.variates import VARIATES as VARIATES

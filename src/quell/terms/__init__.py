@@ -7,4 +7,7 @@ from quell.terms.data import Data as Data
 from quell.terms.data import batch_factor as batch_factor
 from quell.terms.prior import Prior as Prior
 from quell.terms.score import Score as Score
+from quell.terms.total import Total as Total
+from quell.terms.total import elbo as elbo
+from quell.terms.total import joint as joint
 from quell.terms.variational import Variational as Variational

@@ -25,6 +25,19 @@ class AbstractTerm(eqx.Module):
     def name(self) -> str:
         """One word."""
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether the function is a constant, so that every estimator without a score is exactly zero."""
+        return False
+
+    def transports(self, problem: Problem) -> tuple[str, ...]:
+        """Differentiable maps from noise to the latents where the term may be taken; the family's, as a rule."""
+        return problem.family.transports
+
+    def sampling(self, problem: Problem) -> str:
+        """The map that is used when none is named."""
+        return problem.family.sampling
+
     @abstractmethod
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         r"""\(f\) at the latents of a transport, in nats, on the minibatches or on all data."""

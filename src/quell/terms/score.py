@@ -22,6 +22,10 @@ class Score(AbstractTerm):
     def name(self) -> str:
         return "score"
 
+    @property
+    def is_constant(self) -> bool:
+        return True
+
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
         return jnp.ones_like(evaluation.latents(transport)[:, 0])
 

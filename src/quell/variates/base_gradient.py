@@ -5,7 +5,13 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.estimators import AbstractEstimator, ClosedForm, Reparameterization
+from quell.estimators import (
+    AbstractEstimator,
+    ClosedForm,
+    GeneralizedReparameterization,
+    Reparameterization,
+    ScoreFunction,
+)
 from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
@@ -28,6 +34,11 @@ class BaseGradient(eqx.Module):
     prior: AbstractEstimator = Reparameterization()
     variational: AbstractEstimator = ClosedForm()
 
+    @classmethod
+    def of(cls, estimator: type[AbstractEstimator]) -> "BaseGradient":
+        """One kind of estimator for data and prior, the exact entropy for the variational term."""
+        return cls(estimator(), estimator(), ClosedForm())
+
     def refuses(self, problem: Problem) -> str | None:
         """Why the base gradient cannot be used for a problem; `None` if it can."""
         reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())
@@ -48,3 +59,10 @@ class BaseGradient(eqx.Module):
 
     def _pairs(self) -> tuple[tuple[AbstractTerm, AbstractEstimator], ...]:
         return (Data(), self.data), (Prior(), self.prior), (Variational(), self.variational)
+
+
+def default_base(problem: Problem) -> BaseGradient:
+    """The base gradient that suits a family: a path where there is one, else a path for a part, else scores."""
+    if problem.family.transports:
+        return BaseGradient.of(Reparameterization)
+    return BaseGradient.of(GeneralizedReparameterization if problem.family.has_generalized else ScoreFunction)

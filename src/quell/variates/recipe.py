@@ -4,7 +4,7 @@
 import equinox as eqx
 from jaxtyping import PyTree
 
-from quell.approximations import AbstractApproximation
+from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
 from quell.estimators import AbstractEstimator, ClosedForm, ScoreFunction
 from quell.evaluation import Evaluation
 from quell.parts import Parts
@@ -59,11 +59,11 @@ class ControlVariate(eqx.Module):
             return "both estimators are the same, so that the difference is zero"
         term = self.term
         if self.approximation is not None:
-            reason = self.approximation.refuses(problem, term)
+            reason = refuses_to_approximate(self.approximation, problem, term)
             if reason is not None:
                 return reason
-            term = self.approximation.apply(term, eqx.filter_eval_shape(self.approximation.init, problem))
-        return self.left.refuses(problem, term) or self.right.refuses(problem, term)
+            term = shape_of_approximated(self.approximation, term, problem)
+        return refuses_pair(problem, term, self.left, self.right)
 
     def init(self, problem: Problem) -> PyTree:
         """The state of the approximation."""
@@ -71,13 +71,40 @@ class ControlVariate(eqx.Module):
 
     def sample(self, evaluation: Evaluation, state: PyTree) -> Parts:
         """One value a replicate."""
-        term = self.term if self.approximation is None else self.approximation.apply(self.term, state)
+        term = self.term
+        if self.approximation is not None:
+            term = approximate(self.approximation, term, evaluation.problem, state)
         return self.left.estimate(evaluation, term) - self.right.estimate(evaluation, term)
+
+    @property
+    def learns(self) -> bool:
+        """Whether the approximation is trained along with the fit."""
+        return self.approximation is not None and self.approximation.learns
+
+    def update(self, evaluation: Evaluation, state: PyTree, grad: PyTree) -> PyTree:
+        """The state of the approximation for the next step."""
+        return state if self.approximation is None else self.approximation.update(self.term, evaluation, state, grad)
 
     def __repr__(self) -> str:
         """The recipe in one line."""
         label = f"{self.label} = " if self.label else ""
         return f"ControlVariate({label}{self.formula})"
+
+
+def refuses_pair(problem: Problem, term: AbstractTerm, left: AbstractEstimator, right: AbstractEstimator) -> str | None:
+    """Why the difference of two estimators of a term is no variate; `None` if it is one."""
+    if term.is_constant and not isinstance(left, ScoreFunction) and not isinstance(right, ScoreFunction):
+        return "its function is a constant, so that without a score both estimators are zero"
+    return left.refuses(problem, term) or right.refuses(problem, term)
+
+
+def shape_of_approximated(approximation: AbstractApproximation, term: AbstractTerm, problem: Problem) -> AbstractTerm:
+    """The approximated term with shapes in place of arrays, which is enough to ask what it refuses."""
+    return eqx.filter_eval_shape(_approximated, approximation, term, problem)
+
+
+def _approximated(approximation: AbstractApproximation, term: AbstractTerm, problem: Problem) -> AbstractTerm:
+    return approximate(approximation, term, problem, approximation.init(problem))
 
 
 def score_variate() -> ControlVariate:

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Constants in place of a function: the baselines of the score-function estimator."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from quell.approximations.base import AbstractApproximation
+from quell.checks import check_name
+from quell.evaluation import Batch, Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.quadratic import DiagonalCurvature, Quadratic
+from quell.terms import AbstractTerm
+
+
+class Baseline(AbstractApproximation):
+    r"""Replace \(f(z)\) by a constant that does not depend on the replicate's own noise.
+
+    The gradient of the expectation of a constant is zero, and its score-function estimator is the constant times the
+    score; so the difference is a baseline.
+
+    Args:
+        kind: `"leave-one-out"`, the average of \(f\) over the other replicates of the step (zero if there is none), or
+            `"moving-average"`, the exponential average over earlier steps.
+        decay: of the moving average.
+
+    Bias: none in a variate, where the replicates have noise of their own.
+    Cost: one evaluation of \(f\) a replicate, which the score-function estimator needs anyway.
+
+    References: Mnih & Gregor (2014); Kool et al. (2019).
+    """
+
+    kind: Literal["leave-one-out", "moving-average"] = "leave-one-out"
+    decay: float = 0.1
+
+    def __check_init__(self) -> None:
+        """Refuse a kind that is not known."""
+        check_name("baseline", self.kind, ("leave-one-out", "moving-average"))
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def by_parts(self) -> bool:
+        return False
+
+    def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
+        return "its function is a constant already" if term.name == "score" else None
+
+    def init(self, problem: Problem) -> PyTree:
+        return {"mean": jnp.zeros(()), "mass": jnp.zeros(())} if self.kind == "moving-average" else None
+
+    def apply(self, term: AbstractTerm, state: PyTree) -> AbstractTerm:
+        if self.kind == "leave-one-out":
+            return Constant(term, None)
+        return Constant(term, state["mean"] / jnp.maximum(state["mass"], 1e-30))
+
+    def update(self, term: AbstractTerm, evaluation: Evaluation, state: PyTree, grad: PyTree) -> PyTree:
+        if self.kind == "leave-one-out":
+            return state
+        now = jnp.mean(term.values(evaluation, term.sampling(evaluation.problem), full_data=False))
+        now = jnp.where(jnp.isfinite(now), now, state["mean"] / jnp.maximum(state["mass"], 1e-30))
+        return {
+            "mean": (1.0 - self.decay) * state["mean"] + self.decay * now,
+            "mass": (1.0 - self.decay) * state["mass"] + self.decay,
+        }
+
+
+class Constant(AbstractTerm):
+    """A term whose function is a constant for each replicate.
+
+    Args:
+        term: whose values the constant is made of.
+        value: the constant; `None` for the average over the other replicates.
+    """
+
+    term: AbstractTerm
+    value: Float[Array, ""] | None
+
+    @property
+    def name(self) -> str:
+        return f"constant({self.term.name})"
+
+    @property
+    def is_constant(self) -> bool:
+        return True
+
+    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+        values = self.term.values(evaluation, transport, full_data=full_data)
+        if self.value is not None:
+            return jnp.full_like(values, self.value)
+        return (jnp.sum(values) - values) / max(values.shape[0] - 1, 1)
+
+    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+        return jnp.zeros_like(evaluation.latents(transport))
+
+    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
+        zeros = jnp.zeros_like(anchor)
+        return Quadratic(anchor, jnp.zeros((), anchor.dtype), zeros, DiagonalCurvature(zeros))
+
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+        return Parts()
+
+    def refuses_closed_form(self, problem: Problem) -> str | None:
+        return None

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The generalized reparameterization estimator."""
+
+from quell.estimators.base import AbstractEstimator, suffix
+from quell.evaluation import Evaluation
+from quell.parts import Parts
+from quell.problem import Problem
+from quell.terms import AbstractTerm
+
+
+class GeneralizedReparameterization(AbstractEstimator):
+    r"""\(\nabla_w f(T_w(\epsilon)) + f(Z) \nabla_w \log \bar q_w(\epsilon)\): the base noise depends on \(w\) too.
+
+    \(\epsilon = T_w^{-1}(Z)\) is the standardised latent and \(\bar q_w\) its density: a path for what the
+    standardisation follows, a score for what is left. The families' `has_generalized` says where there is one.
+
+    Args:
+        full_data: evaluate \(f\) on all data instead of the minibatch.
+
+    Bias: none.
+    Cost: one value and one gradient of \(f\) a replicate.
+
+    Example:
+        >>> import quell.estimators
+        >>> quell.estimators.GeneralizedReparameterization(full_data=True).name
+        'gr[all]'
+
+    References: Ruiz, Titsias & Blei (2016), section 3; Geffner & Domke (2018), equation 4, where the
+    score is to be read as that of the base noise.
+    """
+
+    full_data: bool = False
+
+    @property
+    def name(self) -> str:
+        return "gr" + suffix(None, full_data=self.full_data)
+
+    def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
+        if problem.family.has_generalized:
+            return None
+        return f"{type(problem.family).__name__} has no generalized reparameterization (Gamma and Beta have one)"
+
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+        transport = evaluation.problem.family.sampling
+        values = term.values(evaluation, transport, full_data=self.full_data)
+        grads = term.grads(evaluation, transport, full_data=self.full_data)
+        return evaluation.particles.generalized(values, grads)

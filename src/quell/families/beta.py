@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Independent beta distributions, for latents between zero and one."""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import digamma, gammaln, polygamma
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Key
+
+from quell.checks import check_count, check_positive
+from quell.families.bernoulli import open_uniform
+from quell.families.dense import AbstractDenseFamily
+from quell.families.gamma_quantile import log_gamma_quantile
+
+
+class BetaParams(NamedTuple):
+    """Parameters of independent beta distributions: the logarithms of the two shapes."""
+
+    log_alpha: Float[Array, "*batch latent"]
+    log_beta: Float[Array, "*batch latent"]
+
+
+class Beta(AbstractDenseFamily):
+    r"""Independent beta distributions, \(z = g_1 / (g_1 + g_2)\) with gamma variables of shapes \(\alpha, \beta\).
+
+    Both gammas are made from uniform noise by the quantile function and differentiated implicitly (transport
+    `"implicit"`). The generalized reparameterization standardises \(\mathrm{logit}\, z\) by its mean
+    \(\psi(\alpha) - \psi(\beta)\) and its variance \(\psi'(\alpha) + \psi'(\beta)\).
+
+    Latents are rounded away from 0 and 1. In single precision that moves a noticeable mass where \(\beta\) is below
+    about 0.3, because a number between 0 and 1 comes no nearer to 1 than 6e-8.
+
+    Args:
+        dim: length of the latent.
+        init_alpha: the first shape that `init` starts from; a large one is a narrow start.
+        init_beta: the second shape; the mean is alpha over their sum, one half by default.
+
+    Example:
+        >>> import quell.families
+        >>> family = quell.families.Beta(2)
+        >>> family.mean(family.init())
+        Array([0.5, 0.5], dtype=...)
+
+    References: Figurnov, Mohamed & Mnih (2018), section 3; Ruiz, Titsias & Blei (2016), section 3.
+    """
+
+    dim: int
+    init_alpha: float = 5.0
+    init_beta: float = 5.0
+
+    def __check_init__(self) -> None:
+        """Refuse a dimension or a shape that is not positive."""
+        check_count("dim", self.dim)
+        check_positive("init_alpha", self.init_alpha)
+        check_positive("init_beta", self.init_beta)
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        return ("implicit",)
+
+    @property
+    def has_generalized(self) -> bool:
+        return True
+
+    @property
+    def num_params(self) -> int:
+        return 2 * self.dim
+
+    def init(self, *, dtype: DTypeLike | None = None) -> BetaParams:
+        alpha, beta = math.log(self.init_alpha), math.log(self.init_beta)
+        return BetaParams(jnp.full(self.dim, alpha, dtype), jnp.full(self.dim, beta, dtype))
+
+    def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
+        return open_uniform(key, (num, 2 * self.dim), dtype)
+
+    def transport(self, name: str, params: BetaParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
+        first, second = log_gamma_quantile(jnp.stack(_shapes(params)), noise.reshape(2, self.dim))
+        return _inside(first - second)
+
+    def log_prob(self, params: BetaParams, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        alpha, beta = _shapes(params)
+        kernel = (alpha - 1.0) * jnp.log(z) + (beta - 1.0) * jnp.log1p(-z)
+        return jnp.sum(kernel - _log_normaliser(alpha, beta))
+
+    def entropy(self, params: BetaParams) -> Float[Array, ""]:
+        alpha, beta = _shapes(params)
+        both = digamma(alpha + beta)
+        kernel = (alpha - 1.0) * (digamma(alpha) - both) + (beta - 1.0) * (digamma(beta) - both)
+        return jnp.sum(_log_normaliser(alpha, beta) - kernel)
+
+    def mean(self, params: BetaParams) -> Float[Array, "latent"]:
+        return jax.nn.sigmoid(params.log_alpha - params.log_beta)
+
+    def variance(self, params: BetaParams) -> Float[Array, "latent"]:
+        alpha, beta = _shapes(params)
+        mean = self.mean(params)
+        return mean * (1.0 - mean) / (alpha + beta + 1.0)
+
+    def covariance_product(self, params: BetaParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
+        return rows * self.variance(params)
+
+    def generalized_base(self, params: BetaParams, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
+        loc, scale = _logit_moments(params)
+        return (jnp.log(z) - jnp.log1p(-z) - loc) / scale
+
+    def generalized_transport(
+        self, params: BetaParams, base: Float[Array, "latent"]
+    ) -> tuple[Float[Array, "latent"], Float[Array, ""]]:
+        loc, scale = _logit_moments(params)
+        logit = loc + scale * base
+        slope = jax.nn.log_sigmoid(logit) + jax.nn.log_sigmoid(-logit)
+        return _inside(logit), jnp.sum(slope + jnp.log(scale))
+
+
+def _shapes(params: BetaParams) -> tuple[Float[Array, "latent"], Float[Array, "latent"]]:
+    return jnp.exp(params.log_alpha), jnp.exp(params.log_beta)
+
+
+def _log_normaliser(alpha: Float[Array, "latent"], beta: Float[Array, "latent"]) -> Float[Array, "latent"]:
+    return gammaln(alpha) + gammaln(beta) - gammaln(alpha + beta)
+
+
+def _logit_moments(params: BetaParams) -> tuple[Float[Array, "latent"], Float[Array, "latent"]]:
+    """Mean and standard deviation of the log odds."""
+    alpha, beta = _shapes(params)
+    return digamma(alpha) - digamma(beta), jnp.sqrt(polygamma(1, alpha) + polygamma(1, beta))
+
+
+def _inside(logit: Float[Array, "latent"]) -> Float[Array, "latent"]:
+    """The sigmoid, kept from becoming 0 or 1."""
+    kind = jnp.finfo(logit.dtype)
+    return jnp.clip(jax.nn.sigmoid(logit), kind.tiny, 1.0 - kind.epsneg)
