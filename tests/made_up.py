@@ -8,7 +8,7 @@ from quell.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
 from quell.paper.sweep import COLUMNS, FACTORS, LEARNING_RATES, Sweep
 from quell.paper.table1 import Cell
 
-NAMES = ("ionosphere", "sonar")
+NAMES = ("ionosphere", "ionosphere-full", "australian", "sonar")
 QUALITY = {"none": 0.0, "S4": 1.0, "c5": 2.0, "S5": 3.0, "S6": 3.5, "c7": 4.0, "S7": 5.0}
 
 
@@ -40,16 +40,16 @@ def made_up_figure1(*, backwards=False):
     """Variances that fall with the ensemble, or rise."""
     steps = np.arange(0, 300, 5)
     sign = 1.0 if backwards else -1.0
-    noise = 0.01 * np.random.default_rng(3).normal(size=(len(COLUMNS), steps.size))
-    log_variance = np.array([[sign * 0.3 * QUALITY[column]] for column in COLUMNS]) + noise
+    noise = 0.01 * np.random.default_rng(3).normal(size=(len(COLUMNS), steps.size, 10))
+    log_variance = np.array([[[sign * 0.3 * QUALITY[column]]] for column in COLUMNS]) + noise
     exact = np.exp(-steps / 100.0)
-    return Figure1("australian", steps, 10.0**log_variance + exact, exact, 100, 1.0)
+    return Figure1("australian", steps, 10.0**log_variance + exact[:, None], exact, 100, 1.0)
 
 
 def made_up_panels(*, backwards=False):
     """Squared norms that fall with M; a tiny v0 costs most with old moments and few evaluations."""
     panels = []
-    for dataset, lag, cost in (("2D", 0, 1.0), ("ionosphere", 0, 0.1), ("ionosphere", 10, 1.0)):
+    for dataset, lag, cost in (("2D", 0, 1.0), ("ionosphere", 0, 0.01), ("ionosphere", 10, 1.0)):
         size = np.arange(len(SAMPLE_SIZES))[:, None, None] * (-1.0 if backwards else 1.0)
         strength = np.log10(np.array(STRENGTHS))[None, :, None] + 3.0
         noise = 0.001 * np.random.default_rng(4).normal(size=(len(SAMPLE_SIZES), len(STRENGTHS), 20))

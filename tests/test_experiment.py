@@ -2,6 +2,11 @@
 """Experiments are kept, found again, and run once."""
 
 import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
 from typing import ClassVar
 
 import numpy as np
@@ -64,13 +69,20 @@ def test_a_result_comes_back_as_it_was(tmp_path):
     assert [path.name.startswith("toy-2d-1-") for path in store.folder.iterdir()] == [True], "one file, no rests"
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a zip file", None])
+@pytest.mark.parametrize("damage", ["empty", "text", "cut off", "a flipped byte"])
 def test_a_damaged_file_counts_as_missing(tmp_path, damage):
     toy, store = Toy(artificial_dataset()), Store(tmp_path)
     store.keep(toy, toy.run())
     path = next(tmp_path.iterdir())
-    path.write_bytes(path.read_bytes()[:100] if damage is None else damage)
-    assert store.find(toy) is None
+    whole = path.read_bytes()
+    flipped = [whole[:k] + bytes([whole[k] ^ 255]) + whole[k + 1 :] for k in range(0, len(whole), 7)]
+    for broken in {"empty": [b""], "text": [b"not a zip file"], "cut off": [whole[:100]], "a flipped byte": flipped}[
+        damage
+    ]:
+        path.write_bytes(broken)
+        found = store.find(toy)
+        assert found is None or damage == "a flipped byte", "a byte that nobody reads may be flipped"
+    path.write_bytes(b"")
     run_experiments([toy], store=store)
     assert store.find(toy) is not None
 
@@ -105,3 +117,29 @@ def test_the_fingerprint_tells_settings_data_and_kinds_apart():
     assert len({one.fingerprint for one in some}) == len(some)
     assert SweepExperiment(artificial_dataset(), "none").fingerprint == some[0].fingerprint
     assert longest_first(some[:2]) == [some[1], some[0]]
+
+
+def test_an_interrupt_ends_all_workers_at_once(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\n"
+        "from quell.paper.workers import run_jobs\n"
+        "if __name__ == '__main__':\n"
+        "    for number, _ in run_jobs(time.sleep, [0.0, 300.0, 300.0], num_workers=2):\n"
+        "        print('done', flush=True)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "done\n"
+    began = time.perf_counter()
+    os.killpg(process.pid, signal.SIGINT)
+    process.stdout.read()
+    assert process.wait(timeout=60) != 0
+    process.stdout.close()
+    assert time.perf_counter() - began < 20, "long before the jobs would have ended"

@@ -2,6 +2,7 @@
 """What the commands of `quell reproduce` share: their options, their checks, the run with its progress."""
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,9 @@ from quell.paper.workers import available_cores
 DataDir = Annotated[Path | None, typer.Option(help="Folder with australian.csv.")]
 Out = Annotated[Path, typer.Option(help="Folder for pictures, reports and the results behind them.")]
 Seed = Annotated[int, typer.Option(help="Seed of all draws.", min=0, max=2**31 - 1)]
-Quick = Annotated[bool, typer.Option("--quick", help="A small version that ends within a minute.")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Within a minute: the first data set, few columns, runs and steps.")
+]
 Datasets = Annotated[str, typer.Option(help="Names, separated by commas.")]
 
 OUT = Path("reproduction")
@@ -51,6 +54,16 @@ def split_names(kind: str, text: str, valid: Sequence[str]) -> list[str]:
         for name in names or [text]:
             check_name(kind, name, valid)
     return list(dict.fromkeys(names))
+
+
+def one_name(kind: str, text: str, valid: Sequence[str]) -> list[str]:
+    """One name; several are refused."""
+    names = split_names(kind, text, valid)
+    if len(names) > 1:
+        raise typer.BadParameter(
+            f"{len(names)} names were given: {text}. One was needed. Type for example `{names[0]}`."
+        )
+    return names
 
 
 def check_counts(**counts: int) -> None:
@@ -88,10 +101,12 @@ def load_all(names: Sequence[str], data_dir: Path | None) -> list[Dataset]:
 def check_out(out: Path) -> None:
     """Refuse an output folder that cannot be one, before the work is done."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        (out / CELLS).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out / CELLS):
+            pass
     except OSError as error:
         raise typer.BadParameter(
-            f"`--out` was given as {out}, where no folder can be made ({error.strerror}). A folder was needed. "
+            f"`--out` was given as {out}, where nothing can be written ({error.strerror}). A folder was needed. "
             "Type for example `--out reproduction`."
         ) from None
 
@@ -113,6 +128,10 @@ def run_all(experiments: Sequence[AbstractExperiment[Any]], out: Path) -> list[A
             text = f"Interrupted. What was finished is in {store.folder}; the same command goes on from there."
             errors.print(escape(text), soft_wrap=True)
             raise typer.Exit(code=130) from None
+        except OSError as error:
+            text = f"A result could not be written to {store.folder} ({error.strerror}). Make room and type it again."
+            errors.print(escape(text), soft_wrap=True)
+            raise typer.Exit(code=1) from None
 
 
 @contextlib.contextmanager
@@ -123,7 +142,9 @@ def _progress(
     waiting, workers = {one.fingerprint: one for one in longest_first(missing)}, num_workers()
     total = sum(one.seconds for one in missing)
     if total > 60:
-        console.print(f"{len(missing)} pieces, about {total / workers / 60:.0f} minutes on {workers} ordinary cores.")
+        console.print(
+            f"{len(missing)} pieces, about {1 + total / workers / 60:.0f} minutes on {workers} ordinary cores."
+        )
     columns = (
         TextColumn("{task.description:44}"),
         BarColumn(bar_width=24),
@@ -141,6 +162,8 @@ def _progress(
 
         def on_done(experiment: AbstractExperiment[Any]) -> None:
             if waiting.pop(experiment.fingerprint, None) is not None:
+                if not console.is_terminal:
+                    console.print(f"{experiment.name} is done, {len(waiting)} to go", soft_wrap=True)
                 bar.update(task, advance=experiment.seconds, description=running() or "drawing")
 
         yield on_done

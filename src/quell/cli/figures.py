@@ -16,6 +16,7 @@ from quell.cli.common import (
     check_counts,
     check_out,
     load_all,
+    one_name,
     output_console,
     run_all,
     split_names,
@@ -41,7 +42,7 @@ def figure1(
 ) -> None:
     """Squared norm and variance of the gradient along one sequence of weights, for the growing ensembles."""
     check_counts(steps=steps)
-    data = load_all(split_names("data set", dataset, NAMES)[:1], data_dir)[0]
+    data = load_all(one_name("data set", dataset, NAMES), data_dir)[0]
     check_out(out)
     results = run_all([figure1_plan(data, steps=steps, seed=seed, quick=quick)], out)
     print_verdicts(output_console(), write_figure1(results[0], out))
@@ -85,7 +86,7 @@ def figure4(
     quick: Quick = False,
 ) -> None:
     """The squared norm of the gradient against the prior's strength v0, for several numbers of evaluations M."""
-    data = load_all(split_names("data set", dataset, NAMES)[:1], data_dir)[0]
+    data = load_all(one_name("data set", dataset, NAMES), data_dir)[0]
     check_out(out)
     panels = run_all(figure4_plan(data, repetitions=repetitions, seed=seed, quick=quick), out)
     print_verdicts(output_console(), write_figure4(panels, out))
@@ -102,7 +103,7 @@ def figure1_plan(data: Dataset, *, steps: int, seed: int, quick: bool) -> Figure
 def sweep_plan(datasets: list[Dataset], *, runs: int, seed: int, quick: bool) -> list[SweepExperiment]:
     """The sweep behind figures 2 and 3, or a small version of it."""
     if quick:
-        return sweep_experiments(datasets[:1], ("none", "c5", "c7"), num_runs=2, num_steps=100, seed=seed)
+        return sweep_experiments(datasets[:1], ("none", "S7", "c7"), num_runs=2, num_steps=100, seed=seed)
     return sweep_experiments(datasets, num_runs=runs, seed=seed)
 
 

@@ -86,7 +86,10 @@ def write_figure4(panels: Sequence[Panel], out: Path) -> list[Verdict]:
 
 def print_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
     """Show which claims hold."""
-    table = Table(title="The paper's claims, from these runs (a difference counts from three standard errors on)")
+    if not verdicts:
+        console.print("None of the paper's claims can be judged from these columns.")
+        return
+    table = Table(title="The paper's claims, judged from these runs at the 1% level")
     for header in ("", "claim", "verdict", "evidence"):
         table.add_column(header, overflow="fold")
     for verdict in verdicts:

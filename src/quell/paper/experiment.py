@@ -7,6 +7,7 @@ import functools
 import hashlib
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -77,7 +78,7 @@ class Store:
             with self._path(experiment).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 fields = {name: file[name] for name in file.files}
             return experiment.result_type(**{name: v.item() if v.ndim == 0 else v for name, v in fields.items()})
-        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
+        except (OSError, ValueError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
             return None
 
     def keep(self, experiment: AbstractExperiment[Result], result: Result) -> None:

@@ -13,7 +13,7 @@ from quell.paper.figure4 import Panel
 from quell.paper.plots import picture_files
 from quell.paper.sweep import Sweep
 from quell.paper.table1 import Cell
-from quell.paper.verdicts import FAILS, HOLDS, UNDECIDED, Verdict
+from quell.paper.verdicts import FAILS, HOLDS, PAPER_DATASETS, UNDECIDED, Verdict
 
 PAPER = "Geffner and Domke, “Using Large Ensembles of Control Variates for Variational Inference”, 2018"
 _CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "open"}
@@ -68,16 +68,15 @@ def _page(contents: Contents, folder: Path) -> str:
             "figure2",
             _picture(folder, "figure2", "ELBO against iteration at two learning rates and at the best one"),
             f"Median of {num_runs} runs. The right column takes, for each iteration, the best of {num_rates} learning "
-            "rates. The y-axis is cut off below the worst final value. The paper's message: larger ensembles dominate, "
-            "at a given rate and at the best one.",
+            "rates. The y-axis leaves out the first steps and what is far below the optimum. The paper's message: "
+            "larger ensembles dominate, at a given rate and at the best one.",
         ),
         _section(
             "Figure 3",
             "figure3",
             _picture(folder, "figure3", "Final ELBO against learning rate"),
-            f"{num_rates} learning rates, median of {num_runs} runs; a line ends where most runs have left the finite "
-            "numbers. The paper's message: the gain is largest at large rates, and the best rate grows with the "
-            "ensemble.",
+            f"{num_rates} learning rates, median of {num_runs} runs; lines leave the picture where they are very low. "
+            "The paper's message: the gain is largest at large rates, and the best rate grows with the ensemble.",
         ),
         _section(
             "Figure 4",
@@ -88,7 +87,13 @@ def _page(contents: Contents, folder: Path) -> str:
             "v0 is better; v0 = 0.001 serves all of its experiments.",
         ),
     ]
+    absent = [name for name in PAPER_DATASETS if name not in {cell.dataset for cell in contents.cells}]
+    missing = f"<p class='note'>Not part of this run: {', '.join(absent)}.</p>" if absent else ""
     held, failed, still_open = (sum(v.outcome == outcome for v in contents.verdicts) for outcome in _CLASSES)
+    counts = (
+        f" Of {len(contents.verdicts)} claims, <b>{held}</b> hold, <b>{failed}</b> do not, and <b>{still_open}</b> are "
+        "undecided."
+    )
     small = "<p class='note'>This is the small version (<code>--quick</code>): too few runs to judge by.</p>"
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -104,10 +109,9 @@ def _page(contents: Contents, folder: Path) -> str:
 <main>
 <header>
 <h1>The paper, reproduced</h1>
-<p>{escape(PAPER)}. Every number and picture on this page was computed by quell; the paper's own figures stand beside
-ours. Of {len(contents.verdicts)} claims, <b>{held}</b> hold, <b>{failed}</b> do not, and <b>{still_open}</b> are
-undecided.</p>
-{small if contents.quick else ""}
+<p>{escape(PAPER)}. Every number and picture on this page was computed by quell; beside the numbers of Table 1
+stand the paper's own.{"" if contents.quick else counts}</p>
+{small if contents.quick else ""}{missing}
 </header>
 {"".join(sections)}
 <footer><p>Seed {contents.seed}; {contents.work / 60:.1f} minutes of work on one core. The numbers behind each picture
@@ -130,8 +134,10 @@ def _verdict_table(verdicts: Sequence[Verdict]) -> str:
         for v in verdicts
     ]
     text = (
-        "<p>Each claim is a set of comparisons between runs that saw the same draws: the median difference with its "
-        "standard error. A difference counts from three standard errors on.</p>"
+        "<p>Each claim is a set of comparisons between runs that saw the same draws (in figure 1 between blocks of "
+        "evaluations, in figure 4 between repetitions): the trimmed mean of the differences with its standard error. A "
+        "claim is decided at the 1% level: it holds if each comparison does, and does not hold if one of them, with "
+        "the level divided by their number, speaks against it. Fewer than five runs decide nothing.</p>"
     )
     return f'{text}<ul class="verdicts">{"".join(items)}</ul>'
 
@@ -157,7 +163,9 @@ def _card(cells: Sequence[Cell]) -> str:
     for cell in cells:
         width = 100 * min(1.0, max(0.0, (first.optimum - cell.mean) / widest)) if cell.final.size else 100
         error = f" <span>± {cell.stderr:.1f}</span>" if cell.final.size > 1 else ""
+        lost = cell.curves.shape[0] - cell.final.size
         ours = f"{_number(cell.mean)}{error}" if cell.final.size else "not finite"
+        ours += f" <span>({lost} not finite)</span>" if lost and cell.final.size else ""
         paper, tick = "", ""
         if cell.paper is not None:
             paper = _number(cell.paper)

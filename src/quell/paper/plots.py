@@ -93,14 +93,14 @@ def draw_figure1(result: Figure1, tall: bool) -> Any:
     """Draw squared norm and variance of the gradient along the sequence of weights."""
     figure, panels = _panels(1, 2, tall)
     for axes, values, title in zip(
-        panels[0], (result.sq_norm, result.variance), ("squared norm", "variance"), strict=True
+        panels[0], (result.sq_norm.mean(2), result.variance.mean(2)), ("squared norm", "variance"), strict=True
     ):
         for column, row in zip(COLUMNS, values, strict=True):
             _line(axes, result.steps[1:], row[1:], column)
         axes.set_title(f"{result.dataset}: {title}")
         axes.set_yscale("log")
         axes.set_xlabel("iteration of one sequence of weights")
-    return _finish(figure, panels, "of the gradient of the ELBO a datum", tall)
+    return _finish(figure, panels, "gradient of the ELBO a datum", tall)
 
 
 @_in_all_variants

@@ -3,6 +3,7 @@
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.sharedctypes import Synchronized
@@ -39,6 +40,11 @@ def run_jobs(
         futures = {pool.submit(function, job): number for number, job in enumerate(jobs)}
         for future in as_completed(futures):
             yield futures[future], future.result()
+    except BaseException:
+        # A worker in the middle of a program would not listen, and its half of a result is of no use.
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -50,7 +56,8 @@ def available_cores() -> int:
 
 
 def _start_worker(counter: "Synchronized[int]", enable_x64: bool) -> None:
-    """Take the next core, before JAX counts the cores it may use."""
+    """Take the next core, before JAX counts the cores it may use; leave Ctrl-C to the process that started us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with counter.get_lock():
         number = counter.value
         counter.value += 1
