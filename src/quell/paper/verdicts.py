@@ -92,10 +92,14 @@ def judge(source: str, claim: str, parts: Sequence[Comparison]) -> Verdict:
     if worst.against_it < LEVEL / len(parts):
         return Verdict(source, claim, FAILS, f"against it: {worst}")
     if weakest.for_it < LEVEL:
-        only_ties = [part.label for part in parts if part.margin and part.difference < 2 * part.error]
-        ties = f"; no difference to be seen in: {', '.join(only_ties)}" if only_ties else ""
-        return Verdict(source, claim, HOLDS, f"closest of {len(parts)} comparisons: {weakest}{ties}")
-    return Verdict(source, claim, UNDECIDED, f"least certain of {len(parts)} comparisons: {weakest}")
+        ties = sum(part.margin > 0 and part.difference < 2 * part.error for part in parts)
+        note = f"; {ties} of them show no difference" if ties else ""
+        return Verdict(source, claim, HOLDS, f"{_one_of('closest', parts)}: {weakest}{note}")
+    return Verdict(source, claim, UNDECIDED, f"{_one_of('least certain', parts)}: {weakest}")
+
+
+def _one_of(which: str, parts: Sequence[Comparison]) -> str:
+    return f"{which} of {len(parts)} comparisons" if len(parts) > 1 else "the one comparison"
 
 
 def compare(
