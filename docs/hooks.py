@@ -25,21 +25,28 @@ OPERATORS = {
     "leftarrow": "←",
     "mid": "|",
     "odot": "⊙",
+    "pm": "±",
     "sim": "~",
 }
 LETTERS = {
     "Sigma": "Σ",
     "alpha": "α",
+    "beta": "β",
     "delta": "δ",
     "epsilon": "ε",
     "gamma": "γ",
     "kappa": "κ",
     "lambda": "λ",
+    "eta": "η",
     "mu": "μ",
+    "phi": "φ",
+    "psi": "ψ",
+    "rho": "ρ",
     "sigma": "σ",
+    "xi": "ξ",
 }
-SIGNS = {"nabla": "∇", "sum": "∑", "top": "⊤", "|": "‖", "{": "{", "}": "}", "'": "′", ",": ", "}
-WORDS = {"diag", "exp", "log", "max", "min"}
+SIGNS = {"nabla": "∇", "sum": "∑", "prod": "∏", "top": "⊤", "|": "‖", "{": "{", "}": "}", "'": "′", ",": ", "}
+WORDS = {"diag", "exp", "log", "max", "min", "tanh"}
 ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303"}
 UPRIGHT = {"mathrm", "text"}
 

@@ -44,7 +44,11 @@ def _definition(path: str) -> str:
     """Where a name is defined, through any number of re-exports."""
     module, _, name = path.rpartition(".")
     source = _exports(module).get(name)
-    return path if source is None or source == "quell" else _definition(f"{source}.{name}")
+    return path if source is None or source == "quell" or _is_module(source, name) else _definition(f"{source}.{name}")
+
+
+def _is_module(package: str, name: str) -> bool:
+    return (ROOT / "src" / Path(*package.split(".")) / f"{name}.py").exists()
 
 
 def _assigned(node: ast.stmt) -> list[str]:
@@ -67,9 +71,14 @@ def _docstring(path: str) -> str | None:
 
 
 def _public() -> dict[str, str]:
-    """Every public name with its definition; subpackages are pages, not names."""
+    """Every public name with its definition; subpackages and modules are pages, not names."""
     packages = ["quell", *(f"quell.{name}" for name in SUBPACKAGES)]
-    names = [f"{package}.{name}" for package in packages for name in _exports(package) if name not in SUBPACKAGES]
+    names = [
+        f"{package}.{name}"
+        for package in packages
+        for name, source in _exports(package).items()
+        if name not in SUBPACKAGES and not _is_module(source, name)
+    ]
     return {name: _definition(name) for name in names}
 
 

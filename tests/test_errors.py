@@ -238,11 +238,6 @@ REFUSED = {
         ControlVariate(Prior(), RP, CF, approximation=TaylorInData()),
         r"cannot be used: the prior term has no data to expand in",
     ),
-    "Taylor in the data of a function": (
-        Problem(FUNCTION_MODEL, FullRank(2)),
-        ControlVariate(Data(), RP, Reparameterization(full_data=True), approximation=TaylorInData()),
-        r"was given for Model\(num_data=4, dim=2\) .*cannot be used: Model offers no expansion in its data",
-    ),
     "twice the same estimator": (
         Problem(MODEL, FullRank(2)),
         ControlVariate(Prior(), RP, Reparameterization()),

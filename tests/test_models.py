@@ -188,10 +188,6 @@ def test_expansion_in_the_data_is_averaged_by_cached_moments(model):
         np.testing.assert_allclose(expansion.mean_log_likelihood(z), mean, **tolerances.EXACT)
 
 
-def test_a_function_model_offers_no_expansion_in_the_data():
-    assert _tree_model().data_expansion() is None
-
-
 # The exact ELBO
 
 _TRIL = np.array([[0.5, 0.0], [-0.3, 0.4]])

@@ -22,10 +22,16 @@ from quell.estimators import LocalReparameterization as LocalReparameterization
 from quell.estimators import Reparameterization as Reparameterization
 from quell.estimators import ScoreFunction as ScoreFunction
 from quell.families import Bernoulli as Bernoulli
+from quell.families import Beta as Beta
+from quell.families import BetaParams as BetaParams
 from quell.families import Categorical as Categorical
 from quell.families import FullRank as FullRank
+from quell.families import Gamma as Gamma
+from quell.families import GammaParams as GammaParams
 from quell.families import LocationScale as LocationScale
 from quell.families import Logits as Logits
+from quell.families import LowRank as LowRank
+from quell.families import LowRankParams as LowRankParams
 from quell.families import MeanField as MeanField
 from quell.families import Product as Product
 from quell.fitting import FitResult as FitResult
@@ -56,7 +62,6 @@ from quell.variates import ControlVariate as ControlVariate
 from quell.variates import catalogue as catalogue
 from quell.variates import default_base as default_base
 from quell.variates import default_variates as default_variates
-from quell.variates import score_variate as score_variate
 from quell.variates import zoo as zoo
 
 __version__ = "0.1.0"

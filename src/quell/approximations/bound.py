@@ -34,7 +34,8 @@ class JaakkolaJordan(AbstractApproximation):
         >>> quell.JaakkolaJordan().name
         'bound'
 
-    References: Jaakkola & Jordan (2000), section 3; Geffner & Domke (2018), section 3.2.
+    References: Jaakkola & Jordan (2000); Bishop (2006), equations 10.149 and 10.150; Paisley et al. (2012);
+    Geffner & Domke (2018), section 3.2.
     """
 
     @property

@@ -84,17 +84,26 @@ class ExpandedInData(AbstractTerm):
 
 
 def _why_none(model: AbstractModel) -> str:
-    dtypes = sorted({str(x.dtype) for x in jax.tree.leaves(model.data) if not jnp.issubdtype(x.dtype, jnp.floating)})
-    why = f"they hold {' and '.join(dtypes)}, and derivatives need floating point" if dtypes else "a datum is empty"
-    return f"{type(model).__name__} offers no expansion in its data: {why}"
+    leaves = jax.tree.leaves(model.data)
+    others = sorted({str(leaf.dtype) for leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.floating)})
+    why = f": they hold {' and '.join(others)}, and derivatives need floating point" if others else ""
+    if not any(leaf.size for leaf in leaves):
+        why = ": a datum is empty"
+    return f"{type(model).__name__} offers no expansion in its data{why}"
 
 
 def _why_not_twice(expansion: AbstractDataExpansion, model: AbstractModel) -> str | None:
     """Differentiate in the abstract, without computing: some functions have no second derivative in JAX."""
     like = jax.eval_shape(lambda: jnp.zeros(model.dim))
     try:
-        eqx.filter_eval_shape(lambda e, z: jax.grad(e.mean_log_likelihood)(z), expansion, like)
+        eqx.filter_eval_shape(_mean_grad, expansion, like)
     except Exception as error:
         reason = str(error).partition("\n")[0]
         return f"the log-likelihood cannot be differentiated twice in its data ({type(error).__name__}: {reason})"
     return None
+
+
+@eqx.filter_jit
+def _mean_grad(expansion: AbstractDataExpansion, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
+    """Only ever traced, and compiled never: the cache of traces makes the second look free."""
+    return jax.grad(expansion.mean_log_likelihood)(z)

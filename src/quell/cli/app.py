@@ -5,11 +5,13 @@ import typer
 
 import quell
 from quell.cli import reproduce
+from quell.cli.variates import variates
 
 app = typer.Typer(
     help="Quiet gradients for variational inference.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 app.add_typer(reproduce.app, name="reproduce")
+app.command()(variates)
 
 
 @app.callback()

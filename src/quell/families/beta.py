@@ -77,27 +77,24 @@ class Beta(AbstractDenseFamily):
         return open_uniform(key, (num, 2 * self.dim), dtype)
 
     def transport(self, name: str, params: BetaParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
-        first, second = log_gamma_quantile(jnp.stack(_shapes(params)), noise.reshape(2, self.dim))
+        first, second = log_gamma_quantile(_shapes(params), noise.reshape(2, self.dim))
         return _inside(first - second)
 
     def log_prob(self, params: BetaParams, z: Float[Array, "latent"]) -> Float[Array, ""]:
-        alpha, beta = _shapes(params)
-        kernel = (alpha - 1.0) * jnp.log(z) + (beta - 1.0) * jnp.log1p(-z)
-        return jnp.sum(kernel - _log_normaliser(alpha, beta))
+        shapes = _shapes(params)
+        return jnp.sum((shapes - 1.0) * jnp.stack([jnp.log(z), jnp.log1p(-z)])) - _log_normaliser(shapes)
 
     def entropy(self, params: BetaParams) -> Float[Array, ""]:
-        alpha, beta = _shapes(params)
-        both = digamma(alpha + beta)
-        kernel = (alpha - 1.0) * (digamma(alpha) - both) + (beta - 1.0) * (digamma(beta) - both)
-        return jnp.sum(_log_normaliser(alpha, beta) - kernel)
+        shapes = _shapes(params)
+        expected_logs = digamma(shapes) - digamma(jnp.sum(shapes, axis=0))
+        return _log_normaliser(shapes) - jnp.sum((shapes - 1.0) * expected_logs)
 
     def mean(self, params: BetaParams) -> Float[Array, "latent"]:
         return jax.nn.sigmoid(params.log_alpha - params.log_beta)
 
     def variance(self, params: BetaParams) -> Float[Array, "latent"]:
-        alpha, beta = _shapes(params)
         mean = self.mean(params)
-        return mean * (1.0 - mean) / (alpha + beta + 1.0)
+        return mean * (1.0 - mean) / (jnp.sum(_shapes(params), axis=0) + 1.0)
 
     def covariance_product(self, params: BetaParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         return rows * self.variance(params)
@@ -115,18 +112,19 @@ class Beta(AbstractDenseFamily):
         return _inside(logit), jnp.sum(slope + jnp.log(scale))
 
 
-def _shapes(params: BetaParams) -> tuple[Float[Array, "latent"], Float[Array, "latent"]]:
-    return jnp.exp(params.log_alpha), jnp.exp(params.log_beta)
+def _shapes(params: BetaParams) -> Float[Array, "2 latent"]:
+    return jnp.exp(jnp.stack([params.log_alpha, params.log_beta]))
 
 
-def _log_normaliser(alpha: Float[Array, "latent"], beta: Float[Array, "latent"]) -> Float[Array, "latent"]:
-    return gammaln(alpha) + gammaln(beta) - gammaln(alpha + beta)
+def _log_normaliser(shapes: Float[Array, "2 latent"]) -> Float[Array, ""]:
+    return jnp.sum(gammaln(shapes)) - jnp.sum(gammaln(jnp.sum(shapes, axis=0)))
 
 
 def _logit_moments(params: BetaParams) -> tuple[Float[Array, "latent"], Float[Array, "latent"]]:
     """Mean and standard deviation of the log odds."""
-    alpha, beta = _shapes(params)
-    return digamma(alpha) - digamma(beta), jnp.sqrt(polygamma(1, alpha) + polygamma(1, beta))
+    shapes = _shapes(params)
+    means = digamma(shapes)
+    return means[0] - means[1], jnp.sqrt(jnp.sum(polygamma(1, shapes), axis=0))
 
 
 def _inside(logit: Float[Array, "latent"]) -> Float[Array, "latent"]:

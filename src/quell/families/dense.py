@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families whose gradients are carried to the parameters at once: few parameters a coordinate, any distribution."""
 
+import functools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +43,8 @@ class AbstractDenseFamily(AbstractFamily):
 class DenseParticles(AbstractParticles):
     """Gradients by differentiation, one parameter-shaped array a replicate.
 
+    A map is differentiated once, however many estimators carry something back through it.
+
     Args:
         family: that was drawn from.
         params: of the family.
@@ -50,20 +54,21 @@ class DenseParticles(AbstractParticles):
     def __init__(self, family: AbstractDenseFamily, params: PyTree, noise: Float[Array, "sample noise"]) -> None:
         """Keep what the draw was made of."""
         self.family, self.params, self.noise = family, params, noise
+        self._kept: dict[Hashable, Any] = {}
 
     def latents(self, transport: str) -> Float[Array, "sample latent"]:
-        return jax.vmap(lambda noise: self.family.transport(transport, self.params, noise))(self.noise)
+        def make() -> Float[Array, "sample latent"]:
+            return jax.vmap(lambda noise: self.family.transport(transport, self.params, noise))(self.noise)
+
+        return self._keep(("latents", transport), make)
 
     def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
         grad = jax.grad(self.family.log_prob, argnums=1)
         return jax.vmap(lambda z: grad(self.params, z))(self.latents(transport))
 
     def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
-        def one(noise: Array, factor: Array) -> PyTree:
-            grad = jax.grad(lambda w: self.family.log_density(transport, w, noise))(self.params)
-            return jax.tree.map(lambda leaf: factor * leaf, grad)
-
-        return Parts(dense=jax.vmap(one)(self.noise, weight))
+        log_density = functools.partial(self.family.log_density, transport)
+        return Parts(dense=self._carry_back(("score", transport), log_density, lambda: self.noise, weight))
 
     def entropy_grad(self) -> Parts:
         return Parts(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
@@ -77,22 +82,23 @@ class DenseParticles(AbstractParticles):
         return Parts(exacts=(Exact(grad(quadratic)),))
 
     def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> Parts:
-        def one(z: Array, value: Array, grad: Array) -> PyTree:
-            base = jax.lax.stop_gradient(self.family.generalized_base(self.params, z))
+        def bases() -> Float[Array, "sample latent"]:
+            latents = self.latents(self.family.sampling)
+            return jax.vmap(lambda z: self.family.generalized_base(self.params, z))(latents)
 
-            def surrogate(w: PyTree) -> Array:
-                moved, log_det = self.family.generalized_transport(w, base)
-                return grad @ moved + value * (self.family.log_prob(w, moved) + log_det)
+        def moved_and_log_density(w: PyTree, base: Array) -> tuple[Array, Array]:
+            moved, log_det = self.family.generalized_transport(w, base)
+            return moved, self.family.log_prob(w, moved) + log_det
 
-            return jax.grad(surrogate)(self.params)
-
-        return Parts(dense=jax.vmap(one)(self.latents(self.family.sampling), values, grads))
+        return Parts(dense=self._carry_back("generalized", moved_and_log_density, bases, (grads, values)))
 
     def dense(self, parts: Parts) -> PyTree:
         num = self.noise.shape[0]
         total = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape), leaf.dtype), self.params)
         for name, cotangent in parts.paths.items():
-            total = jax.tree.map(jnp.add, total, self._carry_back(name, cotangent))
+            transport = functools.partial(self.family.transport, name)
+            path = self._carry_back(("path", name), transport, lambda: self.noise, cotangent)
+            total = jax.tree.map(jnp.add, total, path)
         for exact in parts.exacts:
             weight = jnp.ones(num, self.noise.dtype) if exact.weight is None else exact.weight
             total = jax.tree.map(lambda t, v, w=weight: t + jnp.tensordot(w, v, 0), total, exact.value)
@@ -106,8 +112,19 @@ class DenseParticles(AbstractParticles):
     def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
         return dense_gram([self.dense(sample) for sample in samples])
 
-    def _carry_back(self, name: str, cotangent: Float[Array, "sample latent"]) -> PyTree:
-        def one(noise: Array, row: Array) -> PyTree:
-            return jax.grad(lambda w: row @ self.family.transport(name, w, noise))(self.params)
+    def _carry_back(
+        self, name: Hashable, function: Callable[..., Any], rows: Callable[[], Array], cotangent: PyTree
+    ) -> PyTree:
+        """Carry cotangents of a function of (params, row) back to the parameters, a replicate at a time."""
 
-        return jax.vmap(one)(self.noise, cotangent)
+        def differentiate() -> PyTree:
+            return jax.vmap(lambda row: jax.vjp(lambda w: function(w, row), self.params)[1])(rows())
+
+        back = self._keep(name, differentiate)
+        cotangent = jax.tree.map(lambda leaf: leaf.astype(self.noise.dtype), cotangent)
+        return jax.vmap(lambda one, row: one(row)[0])(back, cotangent)
+
+    def _keep(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]

@@ -4,9 +4,8 @@
 from quell.variates import zoo as zoo
 from quell.variates.base_gradient import BaseGradient as BaseGradient
 from quell.variates.base_gradient import default_base as default_base
-from quell.variates.catalogue import Catalogue as Catalogue
-from quell.variates.catalogue import catalogue as catalogue
 from quell.variates.default import default_variates as default_variates
+from quell.variates.listing import Catalogue as Catalogue
+from quell.variates.listing import catalogue as catalogue
 from quell.variates.named import VARIATES as VARIATES
 from quell.variates.recipe import ControlVariate as ControlVariate
-from quell.variates.recipe import score_variate as score_variate

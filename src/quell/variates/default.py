@@ -21,8 +21,8 @@ def default_variates(problem: Problem) -> tuple[ControlVariate, ...]:
 
     Taylor expansions are cheap for a linear predictor. For a `Model`, whose Hessians come from automatic
     differentiation, one in the latent is taken where the latent has at most 100 coordinates, and one in the data
-    where a datum has at most 100 numbers. Where the base gradient is made of scores, the
-    score itself and the leave-one-out baseline come first; and nothing is expanded in a latent that is discrete.
+    where a datum has at most 100 numbers. Where the base gradient is made of scores, the score itself and the
+    leave-one-out baseline come first; and nothing is expanded in a latent that is discrete.
     """
     kind, cf, model = type(default_base(problem).data), ClosedForm(), problem.model
     main, all_data = kind(), kind(full_data=True)  # pyright: ignore[reportCallIssue]

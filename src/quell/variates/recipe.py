@@ -5,11 +5,11 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
-from quell.estimators import AbstractEstimator, ClosedForm, ScoreFunction
+from quell.estimators import AbstractEstimator, ScoreFunction
 from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
-from quell.terms import AbstractTerm, Score
+from quell.terms import AbstractTerm
 
 
 class ControlVariate(eqx.Module):
@@ -105,11 +105,3 @@ def shape_of_approximated(approximation: AbstractApproximation, term: AbstractTe
 
 def _approximated(approximation: AbstractApproximation, term: AbstractTerm, problem: Problem) -> AbstractTerm:
     return approximate(approximation, term, problem, approximation.init(problem))
-
-
-def score_variate() -> ControlVariate:
-    r"""The score variate \(\nabla_w \log q_w(Z)\).
-
-    References: Ranganath et al. (2014); Geffner & Domke (2018), section 3.3.
-    """
-    return ControlVariate(Score(), ScoreFunction(), ClosedForm())

@@ -45,8 +45,7 @@ from quell.variates.recipe import ControlVariate, refuses_pair, shape_of_approxi
 REPLICATES = 10
 """Costs are for this many replicates of one datum each."""
 
-_PROBE = 24
-_SAME = 1e-6
+_PROBE = 4000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,7 +150,7 @@ def catalogue(model: AbstractModel, family: AbstractFamily) -> Catalogue:
             invalid.append(Refused(variate, reason))
     sides = _Sides(problem, valid)
     priced = sorted(((variate, sides.cost(variate)) for variate in valid), key=lambda p: (not p[0].label, p[1]))
-    redundant = _redundant(sides.gram([variate for variate, _ in priced]))
+    redundant = _redundant(sides.samples([variate for variate, _ in priced]), sides.tolerance)
     rows = zip(priced, redundant, strict=True)
     return Catalogue(tuple(Listed(variate, cost, flag) for (variate, cost), flag in rows), tuple(invalid))
 
@@ -207,6 +206,8 @@ class _Sides:
 
     def __init__(self, problem: Problem, variates: list[ControlVariate]) -> None:
         self.problem = problem
+        # What rounding leaves of a vector of length one that is a combination of others.
+        self.tolerance = 5.0 * float(np.sqrt(jnp.finfo(jnp.result_type(float)).eps))
         self.places: dict[tuple[str, str, str], int] = {}
         self.estimates: list[Callable[[Evaluation], Parts]] = []
         for variate in variates:
@@ -221,18 +222,20 @@ class _Sides:
     def cost(self, variate: ControlVariate) -> float:
         return sum(self.costs[place] for place in self._pair(variate))
 
-    def gram(self, variates: list[ControlVariate]) -> Float[np.ndarray, "variate variate"]:
-        """Inner products of samples of the variates, all at one random point, each scaled to length one."""
-        size = min(2, self.problem.model.num_data)
-        draw, params = _probe(self.problem, Sampler(num_replicates=_PROBE, batch_size=size))
-        rows = np.asarray(_dense_rows(self.problem, self.estimates, params, draw), np.float64)
-        pairs = [self._pair(variate) for variate in variates]
-        differences = np.stack([rows[left] - rows[right] for left, right in pairs]) if pairs else np.zeros((0, 1))
-        sizes = np.array([max(np.linalg.norm(rows[place]) for place in pair) for pair in pairs]).reshape(-1, 1)
-        norms = np.linalg.norm(differences, axis=1, keepdims=True)
-        live = norms > 1e-5 * np.maximum(sizes, 1e-30)
-        unit = np.where(live, differences / np.where(live, norms, 1.0), 0.0)
-        return unit @ unit.T
+    def samples(self, variates: list[ControlVariate]) -> Float[np.ndarray, "variate flat"]:
+        """The variates at one random point, each as one vector of length one, or zero where it vanishes."""
+        num = int(np.clip(_PROBE // self.problem.family.num_params, 24, 400))
+        sampler = Sampler(num_replicates=num, batch_size=min(2, self.problem.model.num_data))
+        draw, params = _probe(self.problem, sampler)
+        rows = np.asarray(_dense_rows(self.problem, self.estimates, params, draw))
+        found = np.zeros((len(variates), rows.shape[1]))
+        for k, variate in enumerate(variates):
+            left, right = (rows[place].astype(np.float64) for place in self._pair(variate))
+            size = max(np.linalg.norm(left), np.linalg.norm(right))
+            norm = np.linalg.norm(left - right)
+            if norm > self.tolerance * size:
+                found[k] = (left - right) / norm
+        return found
 
     def _pair(self, variate: ControlVariate) -> tuple[int, int]:
         return self.places[self._key(variate, variate.left)], self.places[self._key(variate, variate.right)]
@@ -266,20 +269,18 @@ def _dense_rows(
     return jax.jit(rows, compiler_options=quick_options(jax.default_backend()))(params, draw)
 
 
-def _redundant(gram: Float[np.ndarray, "variate variate"]) -> list[bool]:
-    """Gram-Schmidt in the order given, from inner products of vectors of length one (or zero)."""
-    kept: list[np.ndarray] = []  # rows of the Cholesky factor of the independent ones
-    chosen: list[int] = []
+def _redundant(vectors: Float[np.ndarray, "variate flat"], tolerance: float) -> list[bool]:
+    """Gram-Schmidt in the order given: what leaves nothing is a combination of those before."""
+    basis = np.zeros((0, vectors.shape[1]))
     redundant = []
-    for k in range(len(gram)):
-        row = np.zeros(len(chosen))
-        for place, other in enumerate(chosen):
-            row[place] = (gram[k, other] - row[:place] @ kept[place][:place]) / kept[place][place]
-        rest = gram[k, k] - row @ row
-        redundant.append(not rest > _SAME)
-        if rest > _SAME:
-            kept.append(np.append(row, np.sqrt(rest)))
-            chosen.append(k)
+    for vector in vectors:
+        rest = vector
+        for _ in range(2):  # the second time removes what rounding left
+            rest = rest - basis.T @ (basis @ rest)
+        size = np.linalg.norm(rest)
+        redundant.append(bool(size <= tolerance))
+        if size > tolerance:
+            basis = np.vstack([basis, rest / size])
     return redundant
 
 

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quell variates`: the catalogue for a model and a family."""
+
+import json
+import runpy
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import quell
+from quell.atomic import write_atomically
+from quell.checks import check_name
+from quell.cli.common import bad_parameters, output_console
+from quell.families import AbstractFamily
+from quell.models import AbstractModel
+
+FAMILIES: dict[str, Callable[[int], AbstractFamily]] = {
+    "fullrank": quell.FullRank,
+    "meanfield": quell.MeanField,
+    "lowrank": lambda dim: quell.LowRank(dim, rank=1),
+    "gamma": quell.Gamma,
+    "beta": quell.Beta,
+    "bernoulli": quell.Bernoulli,
+}
+
+
+def variates(
+    model: Annotated[str, typer.Argument(help="logistic, poisson, gaussian, or FILE.py:MODEL.")],
+    family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole catalogue to this file.")] = None,
+    redundant: Annotated[bool, typer.Option("--redundant", help="Show linear combinations of others too.")] = False,
+) -> None:
+    """Every control variate for a model and a family: term, approximation, pair of estimators and cost."""
+    with bad_parameters():
+        check_name("family", family, FAMILIES)
+        chosen = _model(model)
+    with bad_parameters(), Console(stderr=True).status("counting operations and looking for linear combinations"):
+        found = quell.catalogue(chosen, FAMILIES[family](chosen.dim))
+    if json_file is not None:
+        _write(json_file, found)
+    console = output_console()
+    title = f"{found}, for {chosen} and a {family} family"
+    table = Table(title=escape(title))
+    for header in ("name", "term", "approximation", "left", "right", "operations", "") if redundant else _HEADERS:
+        table.add_column(header, overflow="fold", justify="right" if header == "operations" else "left")
+    for entry in found.valid:
+        if entry.redundant and not redundant:
+            continue
+        recipe = entry.as_json()
+        cells = [recipe["name"], recipe["term"], recipe["approximation"] or "", recipe["left"], recipe["right"]]
+        mark = ["a combination" if entry.redundant else ""] if redundant else []
+        table.add_row(*(escape(cell) for cell in cells), f"{entry.cost:,.0f}", *mark)
+    console.print(table)
+    reasons = Counter(entry.reason for entry in found.invalid)
+    console.print(f"{len(found.invalid)} recipes do not apply, most of them because:")
+    for reason, count in reasons.most_common(6):
+        console.print(f"  {count:4d}  {escape(reason)}", soft_wrap=True)
+    if json_file is not None:
+        console.print(f"Written to {json_file}")
+
+
+_HEADERS = ("name", "term", "approximation", "left", "right", "operations")
+
+
+def _model(text: str) -> AbstractModel:
+    """A small built-in model, or one from a file."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(8, 3))
+    if text == "logistic":
+        return quell.logistic_regression(features, np.arange(8) % 2)
+    if text == "poisson":
+        return quell.poisson_regression(0.3 * features, np.arange(8) % 4)
+    if text == "gaussian":
+        return quell.gaussian_regression(features, rng.normal(size=8), noise=0.5)
+    file, colon, name = text.rpartition(":")
+    if not colon or not file.endswith(".py"):
+        check_name("model", text, ("logistic", "poisson", "gaussian", "FILE.py:MODEL"))
+    if not Path(file).is_file():
+        raise ValueError(
+            f"The file {file!r} was not found. A Python file was needed. Type for example `model.py:model`."
+        )
+    try:
+        names = runpy.run_path(file)
+    except Exception as error:
+        raise ValueError(
+            f"{file} could not be run ({type(error).__name__}: {error}). A file that defines a model was needed. "
+            f"Try `python {file}` first."
+        ) from error
+    if not isinstance(names.get(name), AbstractModel):
+        models = [key for key, value in names.items() if isinstance(value, AbstractModel)]
+        known = f"It has {', '.join(models)}" if models else "It has none"
+        raise ValueError(f"{file} has no model named {name!r}. {known}. Write for example `{name} = quell.Model(...)`.")
+    return names[name]
+
+
+def _write(path: Path, found: quell.Catalogue) -> None:
+    try:
+        write_atomically(path, lambda file: file.write((json.dumps(found.as_json(), indent=1) + "\n").encode()))
+    except OSError as error:
+        raise typer.BadParameter(
+            f"`--json` was given as {path}, which cannot be written ({error.strerror}). A file was needed. "
+            "Type for example `--json variates.json`."
+        ) from None
