@@ -287,7 +287,7 @@ def test_quantile_has_the_slopes_of_its_differences():
     np.testing.assert_allclose(slopes[1] * steps[1], 0.5 * in_u, **DIFFERENCES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["gamma", "low-rank"])
 def test_jit_equals_eager(name):
     problem, params, _, _ = case(name)
     at = Evaluation(problem, params, likely_draw(name)[0])

@@ -91,7 +91,7 @@ class Product(AbstractDenseFamily):
     def particles(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "ProductParticles":
         return ProductParticles(self, params, noise)
 
-    def split(self, z: Float[Array, "*batch latent"]) -> dict[str, Float[Array, "*batch block"]]:
+    def split(self, z: Float[Array, "*batch latent"]) -> dict[str, Float[Array, "*batch _"]]:
         """The latent by block."""
         return _split(z, {name: self.blocks[name].dim for name in self.order})
 
@@ -113,7 +113,7 @@ class Product(AbstractDenseFamily):
         block = self.blocks[name]
         return block.particles(params, noise[None]).latents(block.sampling)[0]
 
-    def _split_noise(self, noise: Float[Array, "noise"]) -> dict[str, Float[Array, "noise"]]:
+    def _split_noise(self, noise: Float[Array, "noise"]) -> dict[str, Float[Array, "_"]]:
         key = jax.eval_shape(lambda: jax.random.key(0))
         shapes = [
             jax.eval_shape(lambda k, block=self.blocks[name]: block.noise(k, 1, noise.dtype), key).shape
@@ -139,7 +139,7 @@ class ProductParticles(DenseParticles):
         return Parts(dense=jax.vmap(one)(self.noise, values, grads))
 
 
-def _split(array: Float[Array, "*batch flat"], lengths: dict[str, int]) -> dict[str, Float[Array, "*batch piece"]]:
+def _split(array: Float[Array, "*batch flat"], lengths: dict[str, int]) -> dict[str, Float[Array, "*batch _"]]:
     pieces, start = {}, 0
     for name, length in lengths.items():
         pieces[name] = array[..., start : start + length]
