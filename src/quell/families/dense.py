@@ -24,7 +24,7 @@ class AbstractDenseFamily(AbstractFamily):
 
     def log_density(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, ""]:
         """Log density of what a map makes of the noise, as a function of the parameters with that value held."""
-        return self.log_prob(params, jax.lax.stop_gradient(self.transport(name, params, noise)))
+        return self.log_prob(params, self.transport(name, jax.lax.stop_gradient(params), noise))
 
     def generalized_base(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
         """Standardise a latent: the inverse of `generalized_transport`."""

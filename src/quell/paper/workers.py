@@ -4,6 +4,8 @@
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing.sharedctypes import Synchronized
@@ -58,6 +60,7 @@ def available_cores() -> int:
 def _start_worker(counter: "Synchronized[int]", enable_x64: bool) -> None:
     """Take the next core, before JAX counts the cores it may use; leave Ctrl-C to the process that started us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     with counter.get_lock():
         number = counter.value
         counter.value += 1
@@ -65,3 +68,10 @@ def _start_worker(counter: "Synchronized[int]", enable_x64: bool) -> None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[number % len(cores)]})
     jax.config.update("jax_enable_x64", enable_x64)
+
+
+def _leave_with_parent(parent: int) -> None:
+    """End this process when the one that started it is gone, however it went."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
