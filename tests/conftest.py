@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Double precision, because the laws are exact; fast compilation, because the programs are small."""
 
+import importlib.metadata
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+FLAGS = ["--xla_backend_optimization_level=0"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process at a flag that it does not know
+    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
 
 import jax
 import jaxtyping
