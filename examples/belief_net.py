@@ -3,7 +3,8 @@
 
 Five switches are shared by all data; each turns some of the eight bits of a datum on or off through a logistic decoder
 whose weights are known. With 2⁵ configurations the evidence, the ELBO of any q and the best q of all are exact, so each
-fit can be held against them. The decoder takes any number between 0 and 1 for a switch, which REBAR's relaxation needs.
+fit can be held against them. Without variates every score is multiplied by a log joint of some −220 nats, and little is
+learned. The decoder takes any number between 0 and 1 for a switch, which REBAR's relaxation needs.
 
     python examples/belief_net.py --out DIR
 """
@@ -128,7 +129,12 @@ def show(fits: dict[str, Fits], evidence: float, best: float) -> None:
         table.add_column(column, justify="right")
     for name, fit in fits.items():
         kl = evidence - fit.elbo.mean()
-        cells = f"{fit.quieter:.1f}×", f"{fit.elbo.mean():.4f}", f"{kl:.4f}", f"{best - fit.elbo.mean():.4f}"
+        cells = (
+            f"{float(f'{fit.quieter:.2g}'):,.0f}×",
+            f"{fit.elbo.mean():.4f}",
+            f"{kl:.4f}",
+            f"{best - fit.elbo.mean():.4f}",
+        )
         table.add_row(name, *cells)
     table.add_row("best independent switches", "", f"{best:.4f}", f"{evidence - best:.4f}", "0")
     console = Console(width=120)

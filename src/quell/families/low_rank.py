@@ -48,7 +48,7 @@ class LowRank(AbstractDenseFamily):
         >>> quell.families.LowRank(100, rank=3).num_params
         500
 
-    References: Ong, Nott & Smith (2018), section 3.
+    References: Ong et al. (2018), "Gaussian variational approximation with a factor covariance structure".
     """
 
     dim: int
