@@ -54,8 +54,8 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     prior = model.prior.quadratic(mean)
     if not isinstance(model, LinearPredictor) or prior is None or not family.is_gaussian:
         raise TypeError(
-            f"An exact ELBO was asked of {model} with {type(family).__name__}. A linear predictor with a normal prior and "
-            "a Gaussian family was needed. "
+            f"An exact ELBO was asked of {model} with {type(family).__name__}. A linear predictor with a normal prior "
+            "and a Gaussian family was needed. "
             "Average the `elbo` of a fit's history instead, or build the model with "
             "`quell.logistic_regression` or one of its siblings."
         )
