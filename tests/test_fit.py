@@ -358,3 +358,18 @@ def test_a_likelihood_of_the_wrong_shape_is_refused_before_the_fit(wrong, key):
     model = quell.Model(wrong, quell.NormalPrior(), jnp.ones(5), 1)
     with pytest.raises(quell.ModelError, match=r"Shape \(3,\) was needed, one value a datum"):
         quell.fit(model, quell.MeanField(1), steps=1, key=key)
+
+
+@pytest.mark.parametrize("family", [quell.MeanField(2), quell.FullRank(2), quell.Gamma(2), quell.Bernoulli(2)])
+def test_a_step_leaves_the_types_of_the_state_alone(family):
+    """Otherwise the second chunk of a fit would be compiled anew."""
+    model = quell.Model(lambda z, x: -((x - z[0] - z[1]) ** 2), lambda z: -z @ z, jnp.arange(3.0), 2)
+    problem = quell.Problem(model, family)
+    base = quell.default_base(problem)
+    gradient = quell.Gradient(problem, quell.default_variates(problem), base=base)
+    optimizer = optax.adam(0.01)
+    start = loop.init_loop(gradient, optimizer, family.init())
+    after = jax.eval_shape(lambda state: loop.take_step(gradient, optimizer, jax.random.key(0), state)[0], start)
+    before = jax.eval_shape(lambda: start)
+    for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (one.shape, one.dtype, one.weak_type) == (two.shape, two.dtype, two.weak_type)

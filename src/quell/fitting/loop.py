@@ -38,9 +38,13 @@ class LoopState(eqx.Module):
 
 
 def init_loop(gradient: Gradient, optimizer: optax.GradientTransformation, params: PyTree) -> LoopState:
-    """The state before the first step."""
+    """The state before the first step.
+
+    Weak types are made strong, as a step would make them: a state of other types would be compiled for twice.
+    """
     start = jnp.zeros((), jnp.int32)
-    return LoopState(params, optimizer.init(params), gradient.init(params), start, jnp.array(True))
+    state = LoopState(params, optimizer.init(params), gradient.init(params), start, jnp.array(True))
+    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
 
 def take_step(
