@@ -264,7 +264,7 @@ SAYS = {
     "temperature": r"`temperature` was given as 0\.0\. A positive",
     "network": "does not take a latent of length 2",
     "two numbers": r"gives shape \(2,\) for a latent of length 2 instead of one number",
-    "relaxation of a Gaussian": "MeanField is not discrete",
+    "relaxation of a Gaussian": "MeanField is not a discrete family",
     "conditioning on nothing": "the data term is not relaxed",
     "closed form": "the log-likelihood is not a quadratic",
     "baseline": "The baseline 'leave-two-out' is not known",

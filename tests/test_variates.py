@@ -118,6 +118,8 @@ def test_the_landing_is_stuck_with_all_other_variates_around():
         )
         info = run(jax.random.split(jax.random.key(0), 60))[1]
         assert info.combined_sq_norm[-1] < 1e-8 * info.base_sq_norm[-1]
+        if len(variates) == 1:
+            np.testing.assert_allclose(info.weights[-1], -1.0, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in {"relax", "lax"}])

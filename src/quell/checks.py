@@ -41,7 +41,8 @@ def check_name(kind: str, name: str, valid: Iterable[str]) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """Refuse a number that is not positive and finite."""
-    if not (value > 0 and math.isfinite(value)):
+    is_number = isinstance(value, int | float | np.number | np.ndarray | Array) and not isinstance(value, bool)
+    if not (is_number and value > 0 and math.isfinite(value)):
         raise ValueError(
             f"`{name}` was given as {value}. A positive, finite number was needed. Write for example `{name}=1.0`."
         )

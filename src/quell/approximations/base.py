@@ -64,7 +64,9 @@ def approximate(
     if not (isinstance(term, Total) and approximation.by_parts):
         return approximation.apply(term, state)
     parts = [
-        approximation.apply(part, state) if approximation.refuses(problem, part) is None else part
+        approximate(approximation, part, problem, state)
+        if refuses_to_approximate(approximation, problem, part) is None
+        else part
         for part in term.parts
     ]
     return Total(tuple(parts), term.signs, f"{approximation.name}({term.name})")
@@ -74,5 +76,5 @@ def refuses_to_approximate(approximation: AbstractApproximation, problem: Proble
     """Why a term cannot be approximated; a sum can be if one of its parts can."""
     if not (isinstance(term, Total) and approximation.by_parts):
         return approximation.refuses(problem, term)
-    reasons = [approximation.refuses(problem, part) for part in term.parts]
+    reasons = [refuses_to_approximate(approximation, problem, part) for part in term.parts]
     return None if None in reasons else reasons[0]

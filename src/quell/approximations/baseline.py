@@ -24,9 +24,10 @@ class Baseline(AbstractApproximation):
     Args:
         kind: `"leave-one-out"`, the average of \(f\) over the other replicates of the step (zero if there is none), or
             `"moving-average"`, the exponential average over earlier steps.
-        decay: of the moving average.
+        decay: of the moving average: the share of each new value.
 
-    Bias: none in a variate, where the replicates have noise of their own.
+    Bias: none in a variate, where the replicates have noise of their own. With a single replicate the leave-one-out
+    baseline is zero; with two or three of them its weight is a little off, because the replicates then share values.
     Cost: one evaluation of \(f\) a replicate, which the score-function estimator needs anyway.
 
     References: Mnih & Gregor (2014); Kool et al. (2019).
@@ -38,6 +39,11 @@ class Baseline(AbstractApproximation):
     def __check_init__(self) -> None:
         """Refuse a kind that is not known."""
         check_name("baseline", self.kind, ("leave-one-out", "moving-average"))
+        if not 0 < self.decay <= 1:
+            raise ValueError(
+                f"`decay` was given as {self.decay}. A number above 0 and at most 1 was needed. "
+                "Write for example `Baseline('moving-average', decay=0.1)`."
+            )
 
     @property
     def name(self) -> str:

@@ -45,7 +45,7 @@ class Concrete(AbstractApproximation):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if isinstance(problem.family, AbstractDiscreteFamily):
             return None
-        return f"{type(problem.family).__name__} is not discrete, so that there is nothing to relax"
+        return f"{type(problem.family).__name__} is not a discrete family by itself, so that there is nothing to relax"
 
     def init(self, problem: Problem) -> PyTree:
         return None

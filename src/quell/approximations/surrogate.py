@@ -85,9 +85,10 @@ class Surrogate(AbstractApproximation):
     def update(
         self, term: AbstractTerm, evaluation: Evaluation, state: SurrogateState, grad: SurrogateState
     ) -> SurrogateState:
-        finite = jax.tree.map(lambda leaf: jnp.where(jnp.isfinite(leaf), leaf, 0.0), grad.network)
-        updates, optimizer = self.optimizer.update(finite, state.optimizer, state.network)
-        return SurrogateState(optax.apply_updates(state.network, updates), optimizer)
+        updates, optimizer = self.optimizer.update(grad.network, state.optimizer, state.network)
+        after = SurrogateState(optax.apply_updates(state.network, updates), optimizer)
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(grad.network)]))
+        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
 
 
 class LearnedTerm(AbstractTerm):

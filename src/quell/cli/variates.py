@@ -3,6 +3,7 @@
 
 import json
 import runpy
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -86,13 +87,17 @@ def _model(text: str) -> AbstractModel:
         raise ValueError(
             f"The file {file!r} was not found. A Python file was needed. Type for example `model.py:model`."
         )
+    folder = str(Path(file).resolve().parent)
+    sys.path.insert(0, folder)  # as `python FILE` would
     try:
         names = runpy.run_path(file)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{file} could not be run ({type(error).__name__}: {error}). A file that defines a model was needed. "
             f"Try `python {file}` first."
         ) from error
+    finally:
+        sys.path.remove(folder)
     if not isinstance(names.get(name), AbstractModel):
         models = [key for key, value in names.items() if isinstance(value, AbstractModel)]
         known = f"It has {', '.join(models)}" if models else "It has none"

@@ -22,6 +22,11 @@ class AbstractEstimator(eqx.Module):
     def name(self) -> str:
         """A short name, for tables and for the names of variates."""
 
+    @property
+    def has_score(self) -> bool:
+        """Whether a part of it is a score, which a constant function does not make zero."""
+        return False
+
     @abstractmethod
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         """Why this term cannot be estimated so; `None` if it can."""

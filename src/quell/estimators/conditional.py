@@ -29,6 +29,10 @@ class ConditionalScoreFunction(AbstractEstimator):
     def name(self) -> str:
         return "csf" + suffix(None, full_data=self.full_data)
 
+    @property
+    def has_score(self) -> bool:
+        return True
+
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if term.sampling(problem).startswith("concrete"):
             return None

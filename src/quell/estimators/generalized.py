@@ -35,6 +35,10 @@ class GeneralizedReparameterization(AbstractEstimator):
     def name(self) -> str:
         return "gr" + suffix(None, full_data=self.full_data)
 
+    @property
+    def has_score(self) -> bool:
+        return True
+
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if problem.family.has_generalized:
             return None

@@ -28,6 +28,10 @@ class ScoreFunction(AbstractEstimator):
     def name(self) -> str:
         return "sf" + suffix(self.transport, full_data=self.full_data)
 
+    @property
+    def has_score(self) -> bool:
+        return True
+
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         return None if self.transport is None else refuses_transport(problem, term, self.transport)
 

@@ -71,9 +71,11 @@ class Bernoulli(AbstractDiscreteFamily):
     def hidden_given(
         self, params: Logits, sample: Float[Array, "latent"], noise: Float[Array, "noise"]
     ) -> Float[Array, "latent"]:
-        v, p = noise[self.dim :], jax.nn.sigmoid(params.logits)
-        uniform = jnp.where(sample > 0.5, 1.0 - p + v * p, v * (1.0 - p))
-        return params.logits + _logit(uniform)
+        """Logits plus the logit of a uniform number beyond the threshold, in a form that does not round to infinity."""
+        free, w = _logit(noise[self.dim :]), params.logits
+        above = jax.nn.softplus(free + jax.nn.softplus(w))
+        below = -jax.nn.softplus(jax.nn.softplus(-w) - free)
+        return jnp.where(sample > 0.5, above, below)
 
     def hidden_log_prob(self, params: Logits, hidden: Float[Array, "latent"]) -> Float[Array, ""]:
         step = hidden - params.logits

@@ -86,7 +86,7 @@ class Categorical(AbstractDiscreteFamily):
         logs, chosen = jax.nn.log_softmax(params.logits), sample.reshape(self._shape) > 0.5
         rates = -jnp.log(noise[self.dim :].reshape(self._shape))
         largest = jnp.sum(jnp.where(chosen, rates, 0.0), axis=-1, keepdims=True)
-        others = -jnp.log(rates * jnp.exp(-logs) + largest)
+        others = -jnp.logaddexp(jnp.log(rates) - logs, jnp.log(largest))
         return jnp.where(chosen, -jnp.log(rates), others).ravel()
 
     def hidden_log_prob(self, params: Logits, hidden: Float[Array, "latent"]) -> Float[Array, ""]:

@@ -56,6 +56,10 @@ class Product(AbstractDenseFamily):
         return any(block.transports for block in self.blocks.values())
 
     @property
+    def is_gaussian(self) -> bool:
+        return all(block.is_gaussian for block in self.blocks.values())
+
+    @property
     def num_params(self) -> int:
         return sum(block.num_params for block in self.blocks.values())
 

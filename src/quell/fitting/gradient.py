@@ -169,12 +169,17 @@ class Gradient(eqx.Module):
             dropped=~keep,
         )
         after = GradientState(
-            self.rule.observe(state.moments, joint), self._refreshed(evaluation, samples, state, weights)
+            self.rule.observe(state.moments, joint), self._refreshed(evaluation, samples, state, weights, keep)
         )
         return loss_grad, after, info
 
     def _refreshed(
-        self, evaluation: Evaluation, samples: list[Parts], state: GradientState, weights: Float[Array, "variate"]
+        self,
+        evaluation: Evaluation,
+        samples: list[Parts],
+        state: GradientState,
+        weights: Float[Array, "variate"],
+        keep: Bool[Array, "variate"],
     ) -> tuple[PyTree, ...]:
         """The variates' states for the next step; those that learn go down the squared norm of the whole gradient."""
         learners = [k for k, variate in enumerate(self.variates) if variate.learns]
@@ -182,13 +187,13 @@ class Gradient(eqx.Module):
         if learners:
             fixed = samples[0]
             for k, sample in enumerate(samples[1:]):
-                fixed = fixed if k in learners else fixed + sample * weights[k]
+                fixed = fixed if k in learners else fixed + sample.where(keep[k]) * weights[k]
 
             def sq_norm(states: list[PyTree]) -> Float[Array, ""]:
                 total = fixed
                 for k, learned in zip(learners, states, strict=True):
                     total = total + self.variates[k].sample(evaluation, learned) * weights[k]
-                return evaluation.particles.gram([total])[0, 0] / self.problem.model.num_data**2
+                return self.inner_products(evaluation, [total])[0, 0]
 
             for k, grad in zip(learners, eqx.filter_grad(sq_norm)([state.variates[k] for k in learners]), strict=True):
                 grads[k] = grad

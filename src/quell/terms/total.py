@@ -29,6 +29,14 @@ class Total(AbstractTerm):
     signs: tuple[int, ...] = eqx.field(static=True)
     label: str = eqx.field(static=True)
 
+    def __check_init__(self) -> None:
+        """Refuse signs that do not belong to the parts."""
+        if len(self.signs) != len(self.parts) or not set(self.signs) <= {1, -1} or not self.parts:
+            raise ValueError(
+                f"`signs` was given as {self.signs} for {len(self.parts)} terms. One of +1 or -1 for each was needed. "
+                "Write for example `Total((Data(), Prior()), (1, 1), 'joint')`."
+            )
+
     @property
     def name(self) -> str:
         return self.label

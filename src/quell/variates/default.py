@@ -3,14 +3,13 @@
 
 import jax
 
-from quell.approximations import TaylorInData, TaylorInLatent
+from quell.approximations import Baseline, TaylorInData, TaylorInLatent
 from quell.estimators import ClosedForm
 from quell.models import AbstractModel
 from quell.problem import Problem
-from quell.terms import Data, Prior, Variational
+from quell.terms import Data, Prior, Score, Variational, elbo
 from quell.variates.base_gradient import default_base
 from quell.variates.recipe import ControlVariate
-from quell.variates.zoo import leave_one_out, ranganath
 
 LARGEST_HESSIAN = 100
 """Above this many products with a Hessian a step, in the latent or in the data, they are not cheap any more."""
@@ -27,7 +26,7 @@ def default_variates(problem: Problem) -> tuple[ControlVariate, ...]:
     kind, cf, model = type(default_base(problem).data), ClosedForm(), problem.model
     main, all_data = kind(), kind(full_data=True)  # pyright: ignore[reportCallIssue]
     moves = bool(problem.family.transports)
-    cheap = [] if moves else [ranganath(), leave_one_out()]
+    cheap = [] if moves else [ControlVariate(Score(), main, cf), ControlVariate(elbo(), main, cf, Baseline())]
     cheap += [ControlVariate(Variational(), main, cf), ControlVariate(Prior(), main, cf)]
     if model.has_cheap_expansion or _datum_size(model) <= LARGEST_HESSIAN:
         cheap.append(ControlVariate(Data(), main, all_data, approximation=TaylorInData()))

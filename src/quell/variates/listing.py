@@ -131,7 +131,8 @@ def catalogue(model: AbstractModel, family: AbstractFamily) -> Catalogue:
 
     Returns:
         What is valid, with a stable name, a formula and a cost; and what is not, with the reason. Redundancy is found
-        numerically, from samples at random parameters.
+        numerically, from samples at random parameters. The four terms are taken one by one: sums of them, and networks,
+        are in `quell.zoo`.
 
     Example:
         >>> import quell
@@ -225,9 +226,11 @@ class _Sides:
     def samples(self, variates: list[ControlVariate]) -> Float[np.ndarray, "variate flat"]:
         """The variates at one random point, each as one vector of length one, or zero where it vanishes."""
         num = int(np.clip(_PROBE // self.problem.family.num_params, 24, 400))
-        sampler = Sampler(num_replicates=num, batch_size=min(2, self.problem.model.num_data))
+        sampler = Sampler(num_replicates=num, batch_size=min(2, max(1, self.problem.model.num_data - 1)))
         draw, params = _probe(self.problem, sampler)
         rows = np.asarray(_dense_rows(self.problem, self.estimates, params, draw))
+        # A likelihood may be undefined at some latents; what is defined at all of them is enough to compare.
+        rows = np.where(np.all(np.isfinite(rows), axis=0), rows, 0.0)
         found = np.zeros((len(variates), rows.shape[1]))
         for k, variate in enumerate(variates):
             left, right = (rows[place].astype(np.float64) for place in self._pair(variate))

@@ -5,7 +5,7 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
-from quell.estimators import AbstractEstimator, ScoreFunction
+from quell.estimators import AbstractEstimator
 from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
@@ -93,7 +93,7 @@ class ControlVariate(eqx.Module):
 
 def refuses_pair(problem: Problem, term: AbstractTerm, left: AbstractEstimator, right: AbstractEstimator) -> str | None:
     """Why the difference of two estimators of a term is no variate; `None` if it is one."""
-    if term.is_constant and not isinstance(left, ScoreFunction) and not isinstance(right, ScoreFunction):
+    if term.is_constant and not (left.has_score or right.has_score):
         return "its function is a constant, so that without a score both estimators are zero"
     return left.refuses(problem, term) or right.refuses(problem, term)
 
