@@ -272,7 +272,8 @@ def test_variates_of_one_name_are_refused_and_a_label_helps():
 def test_the_exact_elbo_of_a_function_model_is_refused():
     problem = Problem(FUNCTION_MODEL, MeanField(2))
     with pytest.raises(
-        TypeError, match=r"asked of Model\(num_data=4, dim=2\)\. A linear predictor .* was needed\. Average the `elbo`"
+        TypeError,
+        match=r"asked of Model\(num_data=4, dim=2\) with MeanField\. A linear .* was needed\. Average the `elbo`",
     ):
         quell.exact_elbo(problem, problem.family.init())
 

@@ -138,7 +138,7 @@ def catalogue(model: AbstractModel, family: AbstractFamily) -> Catalogue:
         >>> import quell
         >>> model = quell.gaussian_regression([[1.0], [2.0]], [1.0, 3.0], noise=1.0)
         >>> entries = quell.catalogue(model, quell.MeanField(1))
-        >>> "taylor-z(data): rp - cf" in [entry.name for entry in entries.valid]
+        >>> "c7" in [entry.name for entry in entries.valid]
         True
     """
     problem = Problem(model, family)
