@@ -64,6 +64,7 @@ def test_comparisons_are_of_the_same_runs_and_not_moved_by_a_bad_one():
 def test_few_runs_and_lost_runs_decide_nothing():
     few = compare("", np.full(4, 100.0), np.zeros(4))
     assert judge("", "", [few]).outcome == UNDECIDED
+    assert "+100 (too few runs)" in judge("", "", [few]).evidence
     lost = np.full(10, np.nan)
     assert compare("", lost, lost) is None
     assert judge("", "", [compare("", np.zeros(10), lost)]).outcome == HOLDS

@@ -79,7 +79,8 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         """The comparison in words."""
         margin = f", where {-self.margin:.2g} would do" if self.margin else ""
-        size = "all runs lost" if self.difference <= 0.1 * _LOST else f"{self.difference:+.3g} ± {self.error:.2g}"
+        error = f"± {self.error:.2g}" if np.isfinite(self.error) else "(too few runs)"
+        size = "all runs lost" if self.difference <= 0.1 * _LOST else f"{self.difference:+.3g} {error}"
         return f"{self.label} {size}{margin}"
 
 
