@@ -103,7 +103,7 @@ def figure1_plan(data: Dataset, *, steps: int, seed: int, quick: bool) -> Figure
 def sweep_plan(datasets: list[Dataset], *, runs: int, seed: int, quick: bool) -> list[SweepExperiment]:
     """The sweep behind figures 2 and 3, or a small version of it."""
     if quick:
-        return sweep_experiments(datasets[:1], ("none", "S7", "c7"), num_runs=2, num_steps=100, seed=seed)
+        return sweep_experiments(datasets[:1], ("none", "S7"), num_runs=2, num_steps=100, seed=seed)
     return sweep_experiments(datasets, num_runs=runs, seed=seed)
 
 
