@@ -165,6 +165,53 @@ def test_estimators_of_relaxed_terms_agree(name, how):
         all_close(jax.tree.map(lambda leaf: leaf * (1 + 1e-4), conditional), truth, tolerance)
 
 
+def test_a_relaxation_stays_finite_where_uniform_numbers_round_to_one():
+    family, params = quell.Bernoulli(2), quell.Logits(jnp.zeros(2, jnp.float32))
+    noise = jnp.array([[0.6, 0.4, 1 - 2.0**-24, 2.0**-24]], jnp.float32)
+    particles = family.particles(params, noise)
+    given = quell.families.relaxed_name(0.5, given_sample=True)
+    assert np.isfinite(particles.latents(given)).all()
+    path = quell.parts.Parts(paths={given: jnp.ones((1, 2), jnp.float32)})
+    assert np.isfinite(particles.dense(path).logits).all()
+
+
+def test_a_sum_within_a_sum_is_approximated_part_by_part():
+    problem, params = _problem("bernoulli"), PARAMS["bernoulli"]
+    nested = quell.terms.Total((joint(), quell.Variational()), (1, -1), "nested")
+    evaluation = Evaluation(problem, params, quell.Draw(enumerated(problem.family, params)[0], None))
+    flat, deep = (
+        quell.ControlVariate(t, quell.ScoreFunction(), quell.ClosedForm(), approximation=quell.TaylorInLatent())
+        for t in (elbo(), nested)
+    )
+    assert deep.refuses(problem) is None
+    dense = [evaluation.particles.dense(variate.sample(evaluation, None)) for variate in (flat, deep)]
+    all_close(*dense, EXACT)
+
+
+def test_a_learner_learns_beside_a_variate_that_is_not_finite():
+    """The neighbour is dropped; its NaN must not reach the network."""
+    problem = _problem("bernoulli")
+    broken = quell.ControlVariate(
+        quell.Data(),
+        quell.ScoreFunction(),
+        quell.ClosedForm(),
+        approximation=quell.TaylorInLatent(anchor=jnp.full(2, 1e200)),
+        label="broken",
+    )
+    base = quell.default_base(problem)
+    sampler = quell.Sampler(num_replicates=8)
+    gradient = quell.Gradient(problem, [zoo.relax(_network(2, 0)), broken], base=base, sampler=sampler)
+    state = gradient.init(PARAMS["bernoulli"])
+    step = eqx.filter_jit(gradient.update)
+    before = jax.tree.leaves(state.variates[0].network)
+    for key in jax.random.split(jax.random.key(0), 3):
+        _, state, info = step(key, PARAMS["bernoulli"], state)
+    assert info.dropped.tolist() == [False, True]
+    after = jax.tree.leaves(state.variates[0].network)
+    assert all(np.isfinite(leaf).all() for leaf in after)
+    assert any(np.any(one != two) for one, two in zip(before, after, strict=True))
+
+
 def test_leave_one_out_has_mean_zero():
     """Two replicates: all pairs of values."""
     problem, params = _problem("bernoulli"), PARAMS["bernoulli"]
@@ -256,6 +303,9 @@ ERRORS = {
         base=quell.default_base(_problem("bernoulli")),
     ),
     "baseline": lambda: quell.Baseline("leave-two-out"),
+    "decay": lambda: quell.Baseline("moving-average", decay=0.0),
+    "temperature in words": lambda: quell.Concrete("0.5"),
+    "signs": lambda: quell.terms.Total((quell.Data(), quell.Prior()), (1, 2), "twice"),
     "one category": lambda: quell.Categorical(2, 1),
     "no blocks": lambda: quell.Product({}),
 }
@@ -268,6 +318,9 @@ SAYS = {
     "conditioning on nothing": "the data term is not relaxed",
     "closed form": "the log-likelihood is not a quadratic",
     "baseline": "The baseline 'leave-two-out' is not known",
+    "decay": r"`decay` was given as 0\.0\. A number above 0",
+    "temperature in words": "`temperature` was given as 0.5. A positive, finite number",
+    "signs": r"`signs` was given as \(1, 2\) for 2 terms",
     "one category": "`num_categories` was given as 1",
     "no blocks": "Families by name were needed",
 }

@@ -92,6 +92,7 @@ def test_moments_and_entropy_are_those_of_the_blocks():
     assert MIXED.num_params == 4
     assert MIXED.transports == ()
     assert SMOOTH.transports == ("joint",)
+    assert (SMOOTH.is_gaussian, MIXED.is_gaussian) == (True, False)
 
 
 @pytest.mark.parametrize("family", [MIXED, SMOOTH])

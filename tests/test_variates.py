@@ -65,6 +65,16 @@ def test_redundant_ones_are_linear_combinations_and_the_others_are_not(found):
     np.testing.assert_allclose(basis.T @ fitted, others.T, atol=1e-6)
 
 
+def test_a_likelihood_that_is_undefined_in_places_and_two_data_are_no_reason_to_call_a_variate_redundant():
+    model = quell.Model(lambda z, x: x * jnp.log(z[0]), lambda z: -(z[0] ** 2), jnp.array([0.5, 2.0]), 1)
+    found = quell.catalogue(model, quell.MeanField(1, init_scale=1.0))
+    entries = {entry.name: entry for entry in found.valid}
+    assert not entries["c5"].redundant, "with both data in each minibatch it would vanish"
+    assert any(not entry.redundant for name, entry in entries.items() if name.startswith("data:") and "sf" in name)
+    refused = {entry.name: entry.reason for entry in found.invalid}
+    assert "not finite" in refused["leave-one-out(data): sf - cf"], "an average over all replicates is lost by one"
+
+
 def test_all_of_them_at_once_are_as_quiet_as_the_best_single_one():
     """Weights from the rule after two hundred steps, judged on fresh evaluations."""
     problem = quell.Problem(LOGISTIC, quell.MeanField(2, init_scale=0.5))

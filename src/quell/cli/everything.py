@@ -8,14 +8,7 @@ import typer
 
 from quell.cli.common import OUT, DataDir, Out, Quick, Seed, check_counts, check_out, load_all, output_console, run_all
 from quell.cli.figures import figure1_plan, figure4_plan, sweep_plan
-from quell.cli.outputs import (
-    print_verdicts,
-    write_figure1,
-    write_figure2,
-    write_figure3,
-    write_figure4,
-    write_table1,
-)
+from quell.cli.outputs import print_verdicts, write_output
 from quell.cli.table1 import render, table1_plan, table1_settings
 from quell.paper import NAMES, protocol
 from quell.paper.page import Contents, write_page
@@ -48,11 +41,11 @@ def everything(
     sweeps, rest = results[len(table) : len(table) + len(sweep)], results[len(table) + len(sweep) :]
     seconds = time.perf_counter() - began
     verdicts = [
-        *write_table1(cells, out, table1_settings(table[0])),
-        *write_figure1(rest[0], out),
-        *write_figure2(sweeps, out),
-        *write_figure3(sweeps, out),
-        *write_figure4(rest[1:], out),
+        *write_output("table1", cells, out, settings=table1_settings(table[0])),
+        *write_output("figure1", rest[0], out),
+        *write_output("figure2", sweeps, out),
+        *write_output("figure3", sweeps, out),
+        *write_output("figure4", rest[1:], out),
     ]
     work = sum(result.seconds for result in results)
     write_page(out / "index.html", Contents(cells, sweeps, rest[0], rest[1:], verdicts, seed, work, quick))

@@ -2,7 +2,7 @@
 """`quell reproduce figure1` to `figure4`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from quell.cli.common import (
     run_all,
     split_names,
 )
-from quell.cli.outputs import print_verdicts, write_figure1, write_figure2, write_figure3, write_figure4
+from quell.cli.outputs import print_verdicts, write_output
 from quell.paper import NAMES, Dataset
 from quell.paper.figure1 import Figure1Experiment
 from quell.paper.figure4 import PanelExperiment, figure4_experiments
@@ -45,8 +45,7 @@ def figure1(
     data = load_all(one_name("data set", dataset, NAMES), data_dir)[0]
     check_out(out)
     results = run_all([figure1_plan(data, steps=steps, seed=seed, quick=quick)], out)
-    print_verdicts(output_console(), write_figure1(results[0], out))
-    _say(out, "figure1")
+    _show("figure1", results[0], out)
 
 
 def figure2(
@@ -59,8 +58,7 @@ def figure2(
 ) -> None:
     """The ELBO against the iteration at two learning rates, and at the best one for each iteration."""
     sweeps = _sweep(datasets, runs, data_dir, out, seed, quick=quick)
-    print_verdicts(output_console(), write_figure2(sweeps, out))
-    _say(out, "figure2")
+    _show("figure2", sweeps, out)
 
 
 def figure3(
@@ -73,8 +71,7 @@ def figure3(
 ) -> None:
     """The ELBO after 500 iterations against the learning rate."""
     sweeps = _sweep(datasets, runs, data_dir, out, seed, quick=quick)
-    print_verdicts(output_console(), write_figure3(sweeps, out))
-    _say(out, "figure3")
+    _show("figure3", sweeps, out)
 
 
 def figure4(
@@ -89,8 +86,7 @@ def figure4(
     data = load_all(one_name("data set", dataset, NAMES), data_dir)[0]
     check_out(out)
     panels = run_all(figure4_plan(data, repetitions=repetitions, seed=seed, quick=quick), out)
-    print_verdicts(output_console(), write_figure4(panels, out))
-    _say(out, "figure4")
+    _show("figure4", panels, out)
 
 
 def figure1_plan(data: Dataset, *, steps: int, seed: int, quick: bool) -> Figure1Experiment:
@@ -119,8 +115,10 @@ def _sweep(datasets: str, runs: int, data_dir: Path | None, out: Path, seed: int
     return run_all(sweep_plan(loaded, runs=runs, seed=seed, quick=quick), out)
 
 
-def _say(out: Path, name: str) -> None:
-    output_console().print(f"Written to {out / name}.png and {out / name}.json")
+def _show(name: str, content: Any, out: Path) -> None:
+    console = output_console()
+    print_verdicts(console, write_output(name, content, out))
+    console.print(f"Written to {out / name}.png and {out / name}.json")
 
 
 COMMANDS = (figure1, figure2, figure3, figure4)

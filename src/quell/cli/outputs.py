@@ -2,7 +2,7 @@
 """What a reproduction leaves in its folder: a picture and a report for each table and figure."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,58 +29,26 @@ from quell.paper.verdicts import (
 _COLOURS = {HOLDS: "green", FAILS: "red", UNDECIDED: "yellow"}
 
 
-def write_table1(cells: Sequence[Cell], out: Path, settings: dict[str, Any]) -> list[Verdict]:
-    """Write `table1.json` (with the seconds of all cells together) and `table1.png`."""
-    from quell.paper.plots import draw_table1
+def write_output(name: str, content: Any, out: Path, **extra: Any) -> list[Verdict]:
+    """Write the report and the pictures of one table or figure.
 
-    verdicts = table1_verdicts(cells)
-    rows = [cell.as_row() for cell in cells]
-    _write(
-        out / "table1.json",
-        {"rows": rows, "seconds": round(sum(cell.seconds for cell in cells), 3), "settings": settings},
-        verdicts,
-    )
-    draw_table1(cells, out / "table1.png")
-    return verdicts
+    Args:
+        name: `table1` or `figure1` to `figure4`.
+        content: what its experiments gave.
+        out: folder.
+        **extra: entries of the report beside those of the content.
 
+    Returns:
+        The verdicts on its claims, which are part of the report.
+    """
+    from quell.paper.plots import DRAW
 
-def write_figure1(result: Figure1, out: Path) -> list[Verdict]:
-    """Write `figure1.json` and `figure1.png`."""
-    from quell.paper.plots import draw_figure1
-
-    verdicts = figure1_verdicts(result)
-    _write(out / "figure1.json", result.as_json(), verdicts)
-    draw_figure1(result, out / "figure1.png")
-    return verdicts
-
-
-def write_figure2(sweeps: Sequence[Sweep], out: Path) -> list[Verdict]:
-    """Write `figure2.json` and `figure2.png`."""
-    from quell.paper.plots import draw_figure2
-
-    verdicts = figure2_verdicts(sweeps)
-    _write(out / "figure2.json", {"sweeps": [sweep.as_json() for sweep in sweeps]}, verdicts)
-    draw_figure2(sweeps, out / "figure2.png")
-    return verdicts
-
-
-def write_figure3(sweeps: Sequence[Sweep], out: Path) -> list[Verdict]:
-    """Write `figure3.json` and `figure3.png`."""
-    from quell.paper.plots import draw_figure3
-
-    verdicts = figure3_verdicts(sweeps)
-    _write(out / "figure3.json", {"sweeps": [sweep.as_json() for sweep in sweeps]}, verdicts)
-    draw_figure3(sweeps, out / "figure3.png")
-    return verdicts
-
-
-def write_figure4(panels: Sequence[Panel], out: Path) -> list[Verdict]:
-    """Write `figure4.json` and `figure4.png`."""
-    from quell.paper.plots import draw_figure4
-
-    verdicts = figure4_verdicts(panels)
-    _write(out / "figure4.json", {"panels": [panel.as_json() for panel in panels]}, verdicts)
-    draw_figure4(panels, out / "figure4.png")
+    judge, report = _KINDS[name]
+    verdicts = judge(content)
+    entries = {**report(content), **extra, "verdicts": [verdict.as_json() for verdict in verdicts]}
+    text = json.dumps(entries, indent=2) + "\n"
+    write_atomically(out / f"{name}.json", lambda file: file.write(text.encode()))
+    DRAW[name](content, out / f"{name}.png")
     return verdicts
 
 
@@ -98,6 +66,23 @@ def print_verdicts(console: Console, verdicts: Sequence[Verdict]) -> None:
     console.print(table)
 
 
-def _write(path: Path, content: dict[str, Any], verdicts: Sequence[Verdict]) -> None:
-    report = {**content, "verdicts": [verdict.as_json() for verdict in verdicts]}
-    write_atomically(path, lambda file: file.write((json.dumps(report, indent=2) + "\n").encode()))
+def _table_report(cells: Sequence[Cell]) -> dict[str, Any]:
+    """The rows, and the seconds of all cells together."""
+    return {"rows": [cell.as_row() for cell in cells], "seconds": round(sum(cell.seconds for cell in cells), 3)}
+
+
+def _sweep_report(sweeps: Sequence[Sweep]) -> dict[str, Any]:
+    return {"sweeps": [sweep.as_json() for sweep in sweeps]}
+
+
+def _panel_report(panels: Sequence[Panel]) -> dict[str, Any]:
+    return {"panels": [panel.as_json() for panel in panels]}
+
+
+_KINDS: dict[str, tuple[Callable[[Any], list[Verdict]], Callable[[Any], dict[str, Any]]]] = {
+    "table1": (table1_verdicts, _table_report),
+    "figure1": (figure1_verdicts, Figure1.as_json),
+    "figure2": (figure2_verdicts, _sweep_report),
+    "figure3": (figure3_verdicts, _sweep_report),
+    "figure4": (figure4_verdicts, _panel_report),
+}

@@ -21,7 +21,7 @@ from quell.cli.common import (
     run_all,
     split_names,
 )
-from quell.cli.outputs import print_verdicts, write_table1
+from quell.cli.outputs import print_verdicts, write_output
 from quell.paper import NAMES, SUBSETS, VARIATES, Dataset, protocol
 from quell.paper.sweep import COLUMNS, LEARNING_RATES, SweepExperiment
 from quell.paper.table1 import Cell, table1_experiments
@@ -49,7 +49,7 @@ def table1(
     plan = table1_plan(loaded, columns, runs=runs, steps=steps, seed=seed, quick=quick)
     cells = [Cell.from_sweep(sweep) for sweep in run_all(plan, out)]
     seconds = time.perf_counter() - began
-    verdicts = write_table1(cells, out, table1_settings(plan[0]))
+    verdicts = write_output("table1", cells, out, settings=table1_settings(plan[0]))
     console = output_console()
     console.print(render(cells))
     print_verdicts(console, verdicts)

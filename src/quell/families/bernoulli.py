@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from quell.checks import check_count
 from quell.families.discrete import AbstractDiscreteFamily
+from quell.families.uniform import open_uniform
 
 
 class Logits(NamedTuple):
@@ -86,12 +87,6 @@ class Bernoulli(AbstractDiscreteFamily):
 
     def soften(self, hidden: Float[Array, "latent"], temperature: float) -> Float[Array, "latent"]:
         return jax.nn.sigmoid(hidden / temperature)
-
-
-def open_uniform(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
-    """Uniform numbers that are neither 0 nor 1."""
-    tiny = jnp.finfo(dtype).eps / 2
-    return jax.random.uniform(key, shape, dtype, minval=tiny, maxval=1.0 - tiny)
 
 
 def _logit(u: Float[Array, "latent"]) -> Float[Array, "latent"]:

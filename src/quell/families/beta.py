@@ -11,9 +11,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.checks import check_count, check_positive
-from quell.families.bernoulli import open_uniform
 from quell.families.dense import AbstractDenseFamily
 from quell.families.gamma_quantile import log_gamma_quantile
+from quell.families.uniform import open_uniform
 
 
 class BetaParams(NamedTuple):

@@ -10,8 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.checks import check_count
-from quell.families.bernoulli import Logits, open_uniform
+from quell.families.bernoulli import Logits
 from quell.families.discrete import AbstractDiscreteFamily
+from quell.families.uniform import open_uniform
 
 
 class Categorical(AbstractDiscreteFamily):

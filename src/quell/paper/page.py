@@ -50,11 +50,61 @@ def write_page(path: Path, contents: Contents) -> None:
 
 
 def _page(contents: Contents, folder: Path) -> str:
-    sweep = contents.sweeps[0]
-    num_runs, num_rates = sweep.curves.shape[1], sweep.rates.size
     sections = [
         _section("Verdicts", "verdicts", _verdict_table(contents.verdicts)),
         _section("Table 1", "table1", _table1(contents, folder)),
+        *_figures(contents, folder),
+    ]
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>The paper, reproduced by quell</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<header>
+<h1>The paper, reproduced</h1>
+<p>{escape(PAPER)}. Every number and picture on this page was computed by quell; beside the numbers of Table 1
+stand the paper's own.{_summary(contents)}</p>
+{_notes(contents)}
+</header>
+{"".join(sections)}
+<footer><p>Seed {contents.seed}; {contents.work / 60:.1f} minutes of work on one core. The numbers behind each picture
+are in the JSON file of the same name, in the folder that this page was written to.</p></footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _summary(contents: Contents) -> str:
+    """How the claims fared; a small version has nothing to say about them."""
+    if contents.quick:
+        return ""
+    held, failed, still_open = (sum(v.outcome == outcome for v in contents.verdicts) for outcome in _CLASSES)
+    return (
+        f" Of {len(contents.verdicts)} claims, <b>{held}</b> hold, <b>{failed}</b> do not, and <b>{still_open}</b> are "
+        "undecided."
+    )
+
+
+def _notes(contents: Contents) -> str:
+    """What a reader must know before anything else."""
+    notes = ["This is the small version (<code>--quick</code>): too few runs to judge by."] if contents.quick else []
+    absent = [name for name in PAPER_DATASETS if name not in {cell.dataset for cell in contents.cells}]
+    notes += [f"Not part of this run: {', '.join(absent)}."] if absent else []
+    return "".join(f"<p class='note'>{note}</p>" for note in notes)
+
+
+def _figures(contents: Contents, folder: Path) -> list[str]:
+    sweep = contents.sweeps[0]
+    num_runs, num_rates = sweep.curves.shape[1], sweep.rates.size
+    return [
         _section(
             "Figure 1",
             "figure1",
@@ -87,39 +137,6 @@ def _page(contents: Contents, folder: Path) -> str:
             "v0 is better; v0 = 0.001 serves all of its experiments.",
         ),
     ]
-    absent = [name for name in PAPER_DATASETS if name not in {cell.dataset for cell in contents.cells}]
-    missing = f"<p class='note'>Not part of this run: {', '.join(absent)}.</p>" if absent else ""
-    held, failed, still_open = (sum(v.outcome == outcome for v in contents.verdicts) for outcome in _CLASSES)
-    counts = (
-        f" Of {len(contents.verdicts)} claims, <b>{held}</b> hold, <b>{failed}</b> do not, and <b>{still_open}</b> are "
-        "undecided."
-    )
-    small = "<p class='note'>This is the small version (<code>--quick</code>): too few runs to judge by.</p>"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>The paper, reproduced by quell</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<main>
-<header>
-<h1>The paper, reproduced</h1>
-<p>{escape(PAPER)}. Every number and picture on this page was computed by quell; beside the numbers of Table 1
-stand the paper's own.{"" if contents.quick else counts}</p>
-{small if contents.quick else ""}{missing}
-</header>
-{"".join(sections)}
-<footer><p>Seed {contents.seed}; {contents.work / 60:.1f} minutes of work on one core. The numbers behind each picture
-are in the JSON file of the same name, in the folder that this page was written to.</p></footer>
-</main>
-</body>
-</html>
-"""
 
 
 def _section(title: str, name: str, body: str, caption: str = "") -> str:

@@ -156,6 +156,16 @@ def draw_figure4(results: Sequence[Panel], tall: bool) -> Any:
     return _finish(figure, panels, "expected squared norm of the gradient", tall)
 
 
+DRAW: dict[str, Callable[[Any, Path], None]] = {
+    "table1": draw_table1,
+    "figure1": draw_figure1,
+    "figure2": draw_figure2,
+    "figure3": draw_figure3,
+    "figure4": draw_figure4,
+}
+"""How each table and figure is drawn, by name."""
+
+
 def _panels(rows: int, columns: int, tall: bool) -> tuple[Any, list[list[Any]]]:
     """A figure and its axes by row and column; in a tall one all of them are stacked, for a narrow screen."""
     from matplotlib.figure import Figure

@@ -46,6 +46,7 @@ REPLICATES = 10
 """Costs are for this many replicates of one datum each."""
 
 _PROBE = 4000
+_UNDEFINED = "it is not finite at random parameters of the family"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +151,8 @@ def catalogue(model: AbstractModel, family: AbstractFamily) -> Catalogue:
         else:
             invalid.append(Refused(variate, reason))
     sides = _Sides(problem, valid)
+    invalid += [Refused(variate, _UNDEFINED) for variate in valid if not sides.is_defined(variate)]
+    valid = [variate for variate in valid if sides.is_defined(variate)]
     priced = sorted(((variate, sides.cost(variate)) for variate in valid), key=lambda p: (not p[0].label, p[1]))
     redundant = _redundant(sides.samples([variate for variate, _ in priced]), sides.tolerance)
     rows = zip(priced, redundant, strict=True)
@@ -219,18 +222,20 @@ class _Sides:
                     self.estimates.append(self._estimate(variate, estimator))
         draw, params = _probe(problem, Sampler(num_replicates=REPLICATES, batch_size=1))
         self.costs = [count_flops(self._gradient(estimate), params, draw) for estimate in self.estimates]
+        self.rows = self._sample()
+        self.defined = np.mean(np.isfinite(self.rows), axis=1) > 0.25
 
     def cost(self, variate: ControlVariate) -> float:
         return sum(self.costs[place] for place in self._pair(variate))
 
+    def is_defined(self, variate: ControlVariate) -> bool:
+        """Whether both sides are finite at a fair share of random latents."""
+        return bool(all(self.defined[place] for place in self._pair(variate)))
+
     def samples(self, variates: list[ControlVariate]) -> Float[np.ndarray, "variate flat"]:
         """The variates at one random point, each as one vector of length one, or zero where it vanishes."""
-        num = int(np.clip(_PROBE // self.problem.family.num_params, 24, 400))
-        sampler = Sampler(num_replicates=num, batch_size=min(2, max(1, self.problem.model.num_data - 1)))
-        draw, params = _probe(self.problem, sampler)
-        rows = np.asarray(_dense_rows(self.problem, self.estimates, params, draw))
-        # A likelihood may be undefined at some latents; what is defined at all of them is enough to compare.
-        rows = np.where(np.all(np.isfinite(rows), axis=0), rows, 0.0)
+        # A likelihood may be undefined at some latents; those where it is not are enough to compare.
+        rows = np.where(np.all(np.isfinite(self.rows[self.defined]), axis=0), self.rows, 0.0)
         found = np.zeros((len(variates), rows.shape[1]))
         for k, variate in enumerate(variates):
             left, right = (rows[place].astype(np.float64) for place in self._pair(variate))
@@ -239,6 +244,12 @@ class _Sides:
             if norm > self.tolerance * size:
                 found[k] = (left - right) / norm
         return found
+
+    def _sample(self) -> Float[np.ndarray, "estimate flat"]:
+        num = int(np.clip(_PROBE // self.problem.family.num_params, 24, 400))
+        sampler = Sampler(num_replicates=num, batch_size=min(2, max(1, self.problem.model.num_data - 1)))
+        draw, params = _probe(self.problem, sampler)
+        return np.asarray(_dense_rows(self.problem, self.estimates, params, draw))
 
     def _pair(self, variate: ControlVariate) -> tuple[int, int]:
         return self.places[self._key(variate, variate.left)], self.places[self._key(variate, variate.right)]
