@@ -27,7 +27,7 @@ from quell.approximations import TaylorInData
 from quell.combine import Moments, Rule, isotropic, solve
 from quell.draw import Sampler
 from quell.estimators import Reparameterization
-from quell.fitting import Gradient, GradientState
+from quell.gradient import Gradient, GradientState
 from quell.models import AbstractDataExpansion
 from quell.paper import VARIATES, Dataset, load, protocol, variates
 from quell.paper.optimum import optimum

@@ -35,11 +35,11 @@ from quell.families import LowRankParams as LowRankParams
 from quell.families import MeanField as MeanField
 from quell.families import Product as Product
 from quell.fitting import FitResult as FitResult
-from quell.fitting import Gradient as Gradient
-from quell.fitting import GradientInfo as GradientInfo
-from quell.fitting import GradientState as GradientState
-from quell.fitting import History as History
 from quell.fitting import fit as fit
+from quell.gradient import Gradient as Gradient
+from quell.gradient import GradientInfo as GradientInfo
+from quell.gradient import GradientState as GradientState
+from quell.history import History as History
 from quell.models import LinearPredictor as LinearPredictor
 from quell.models import Model as Model
 from quell.models import ModelError as ModelError

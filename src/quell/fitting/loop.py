@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
-from quell.fitting.gradient import Gradient, GradientInfo, GradientState
+from quell.gradient import Gradient, GradientInfo, GradientState
 
 _BUFFER = 1024
 _CHUNK_SECONDS = 0.25

@@ -10,8 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.checks import check_count, check_key
-from quell.fitting.gradient import Gradient, GradientState
-from quell.fitting.history import History
+from quell.gradient import Gradient, GradientState
+from quell.history import History
 from quell.problem import Problem
 from quell.status import Status
 
@@ -54,7 +54,7 @@ class FitResult(eqx.Module):
         """Draw latents from the fitted distribution, in the shape the model takes, with a leading axis."""
         check_key(key)
         check_count("num", num)
-        return jax.vmap(self.problem.model.unravel)(self.sample_flat(key, num))
+        return jax.vmap(self.problem.model.constrain)(self.sample_flat(key, num))
 
     def sample_flat(self, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
         """Draw flat latents."""

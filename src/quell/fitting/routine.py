@@ -15,11 +15,11 @@ from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
 from quell.draw import Sampler
 from quell.families import AbstractFamily
-from quell.fitting.gradient import Gradient, GradientInfo, list_variates
-from quell.fitting.history import History
 from quell.fitting.loop import LoopState, init_loop, run_loop
 from quell.fitting.progress import progress_bar
 from quell.fitting.result import FitResult
+from quell.gradient import Gradient, GradientInfo, list_variates
+from quell.history import History
 from quell.models import AbstractModel
 from quell.problem import Problem
 from quell.status import DivergenceError, Status

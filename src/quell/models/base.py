@@ -61,6 +61,10 @@ class AbstractModel(eqx.Module):
     def unravel(self, z: Float[Array, "latent"]) -> Any:
         """The latent in the shape the user thinks in."""
 
+    def constrain(self, z: Float[Array, "latent"]) -> Any:
+        """The latent as its user reads it: on its own scale, with what is computed from it; `unravel` by default."""
+        return self.unravel(z)
+
     @property
     def num_data(self) -> int:
         """Number of data: the length of the leading axis that all data arrays share."""

@@ -15,7 +15,7 @@ from quell.combine import MomentState, Rule
 from quell.compilation import quick_jit
 from quell.draw import Sampler
 from quell.evaluation import Evaluation
-from quell.fitting import Gradient
+from quell.gradient import Gradient
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
 from quell.paper.experiment import AbstractExperiment

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.combine import Moments, NormalWishart, isotropic, solve
 from quell.compilation import quick_jit
-from quell.fitting import Gradient
+from quell.gradient import Gradient
 from quell.paper import protocol
 from quell.paper.datasets import Dataset
 from quell.paper.experiment import AbstractExperiment

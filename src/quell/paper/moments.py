@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell.compilation import quick_jit
 from quell.draw import Sampler
 from quell.evaluation import Evaluation
-from quell.fitting import Gradient
+from quell.gradient import Gradient
 from quell.paper.ensembles import SUBSETS, variates
 
 FULL = "S7"

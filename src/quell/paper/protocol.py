@@ -13,7 +13,7 @@ from quell.combine import Rule
 from quell.compilation import quick_jit
 from quell.draw import Sampler
 from quell.families import FullRank
-from quell.fitting import Gradient
+from quell.gradient import Gradient
 from quell.models import logistic_regression
 from quell.paper.datasets import Dataset
 from quell.paper.ensembles import variates

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from quell.fitting.gradient import GradientInfo
+from quell.gradient import GradientInfo
 
 
 class History(NamedTuple):
