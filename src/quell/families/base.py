@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a variational family offers: a distribution, and the algebra of its factored gradients."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -78,8 +79,8 @@ class AbstractFamily(eqx.Module):
 
     def expected_quadratic(self, params: PyTree, quadratic: Quadratic) -> Float[Array, ""]:
         r"""\(E f(Z)\) of a quadratic, through the first two moments."""
-        left, right = quadratic.curvature.factors()
-        trace = jnp.sum(left * self.covariance_product(params, right))
+        product = functools.partial(self.covariance_product, params)
+        trace = quadratic.curvature.trace_with(self.variance(params), product)
         return quadratic.value(self.mean(params)) + 0.5 * trace
 
 
@@ -94,6 +95,10 @@ class AbstractParticles(ABC):
     @abstractmethod
     def latents(self, transport: str) -> Float[Array, "sample latent"]:
         """The latents that the noise is carried to."""
+
+    @abstractmethod
+    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+        r"""\(\log q_w(z)\) at the latents of a transport."""
 
     @abstractmethod
     def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:

@@ -62,6 +62,9 @@ class DenseParticles(AbstractParticles):
 
         return self._keep(("latents", transport), make)
 
+    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+        return jax.vmap(lambda z: self.family.log_prob(self.params, z))(self.latents(transport))
+
     def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
         grad = jax.grad(self.family.log_prob, argnums=1)
         return jax.vmap(lambda z: grad(self.params, z))(self.latents(transport))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from quell.families.base import AbstractParticles
 from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_gram import FullRankGram
-from quell.families.location_scale import LocationScale
+from quell.families.location_scale import LocationScale, standard_log_prob
 from quell.parts import Exact, Outer, Parts
 from quell.quadratic import Quadratic
 
@@ -40,6 +40,10 @@ class FullRankParticles(AbstractParticles):
     def latents(self, transport: str) -> Latents:
         moved = self.at.root.apply(self.at.noise) if transport == "symmetric" else self.at.noise @ self.at.tril.T
         return self.at.loc + moved
+
+    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+        # Both transports have the determinant of L, up to its sign.
+        return standard_log_prob(self.at.noise) - jnp.sum(jnp.log(jnp.abs(jnp.diagonal(self.at.tril))))
 
     def log_prob_grads(self, transport: str) -> Latents:
         return -self.at.root.solve(self.at.noise) if transport == "symmetric" else -self._precision_noise

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the Gaussian families share: their parameters and the transform of the diagonal."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -34,3 +35,8 @@ def diagonal_from(raw: Float[Array, "latent"], *, log_scale: bool) -> Diagonal:
 def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
     """Independent standard normal noise."""
     return jax.random.normal(key, (num, dim), dtype)
+
+
+def standard_log_prob(noise: Float[Array, "sample latent"]) -> Float[Array, "sample"]:
+    """Log density of standard normal noise."""
+    return -0.5 * noise.shape[1] * math.log(2 * math.pi) - 0.5 * jnp.sum(noise**2, axis=1)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, AbstractParticles, dense_gram
-from quell.families.location_scale import LocationScale, diagonal_from, standard_normal
+from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
 from quell.parts import Exact, Parts
 from quell.quadratic import Quadratic
 
@@ -92,6 +92,9 @@ class MeanFieldParticles(AbstractParticles):
 
     def latents(self, transport: str) -> Float[Array, "sample latent"]:
         return self.params.loc + self.noise * self.scale
+
+    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+        return standard_log_prob(self.noise) - jnp.sum(jnp.log(jnp.abs(self.scale)))
 
     def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
         return -self.noise / self.scale

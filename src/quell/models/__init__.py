@@ -6,6 +6,7 @@ from quell.models.base import AbstractModel as AbstractModel
 from quell.models.check import ModelError as ModelError
 from quell.models.check import check_likelihood_shape as check_likelihood_shape
 from quell.models.check import check_model as check_model
+from quell.models.data_expansion import FunctionDataExpansion as FunctionDataExpansion
 from quell.models.function import Model as Model
 from quell.models.linear import LinearPredictor as LinearPredictor
 from quell.models.linear import gaussian_regression as gaussian_regression

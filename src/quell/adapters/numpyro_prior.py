@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of a NumPyro model that does not belong to a row of the data."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.extend.core import Literal
+from jaxtyping import Array, Float
+
+from quell.adapters.numpyro_call import Call
+from quell.adapters.numpyro_run import Rows, Site, is_real
+from quell.adapters.numpyro_structure import Structure
+from quell.models import AbstractPrior
+from quell.quadratic import DiagonalCurvature, Quadratic
+
+Latent = Float[Array, "latent"]
+
+
+class NormalMoments(NamedTuple):
+    """Mean and standard deviation of each coordinate of the flat latent."""
+
+    loc: Latent
+    scale: Latent
+
+
+class NumPyroPrior(AbstractPrior):
+    """Log density of the latents on the real line, and of observations outside the data's plate.
+
+    Args:
+        call: the model.
+        structure: of it.
+        moments: of independent normals, where all latents are.
+    """
+
+    call: Call
+    structure: Structure
+    moments: NormalMoments | None
+
+    def log_prob(self, z: Latent) -> Float[Array, ""]:
+        return self.structure.rest_of(self.call.run(self.structure.unravel(z), Rows()))
+
+    def quadratic(self, like: Latent) -> Quadratic | None:
+        if self.moments is None:
+            return None
+        loc, scale = (moment.astype(like.dtype) for moment in self.moments)
+        constant = -jnp.sum(jnp.log(scale)) - 0.5 * like.shape[0] * jnp.log(2 * jnp.pi).astype(like.dtype)
+        return Quadratic(loc, constant, jnp.zeros_like(loc), DiagonalCurvature(-1.0 / scale**2))
+
+
+def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:
+    """The prior's moments where it is made of independent normals that depend on no latent; else `None`."""
+
+    def moments(z: Latent) -> list[NormalMoments | None]:
+        sites = call.run(structure.unravel(z), Rows()).sites
+        return [_moments_of(sites[name]) for name in structure.names]
+
+    start = jnp.zeros(structure.latent_dim)
+    pieces = moments(start)
+    if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, start):
+        return None
+    return jax.tree.map(lambda *leaves: jnp.concatenate([leaf.ravel() for leaf in leaves]), *pieces)
+
+
+def _moments_of(site: Site) -> NormalMoments | None:
+    base, shape = site["fn"], jnp.shape(site["value"])
+    while isinstance(base, dist.Independent | dist.ExpandedDistribution):
+        base = base.base_dist
+    if not isinstance(base, dist.Normal) or not is_real(site["fn"].support) or site["scale"] not in (None, 1.0):
+        return None
+    loc, scale = (jnp.broadcast_to(jnp.asarray(moment), shape) for moment in (base.loc, base.scale))
+    return NormalMoments(loc, scale)
+
+
+def _depends(function: Any, z: Latent) -> bool:
+    """Whether any operation on the way to the result reads the argument."""
+    jaxpr = jax.make_jaxpr(function)(z).jaxpr
+    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if needed & set(equation.outvars):
+            needed |= {var for var in equation.invars if not isinstance(var, Literal)}
+    return bool(needed & set(jaxpr.invars))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of a NumPyro model at given unconstrained latents, with plates that see the rows we choose."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.util import sum_rightmost
+from numpyro.infer import init_to_uniform
+from numpyro.primitives import Messenger
+
+Site = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """What a run of a model leaves behind.
+
+    Attributes:
+        sites: by name.
+        plates: size and subsample size of each plate, as the model wrote them.
+    """
+
+    sites: Mapping[str, Site]
+    plates: Mapping[str, tuple[int, int | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Which rows a plate sees.
+
+    Attributes:
+        plate: its name; `None` leaves every plate with all of its rows.
+        dim: the axis of the plate, counted from the right.
+        index: the rows; `None` for all.
+        is_sliced: whether the model's arguments hold these rows only, so that the plate has their number as its size.
+        as_written: leave the plates to the model, which is fed with minibatches by hand.
+    """
+
+    plate: str | None = None
+    dim: int | None = None
+    index: Int[Array, "row"] | None = None
+    is_sliced: bool = False
+    as_written: bool = False
+
+
+class _Plates(Messenger):
+    """Tells every plate which rows it sees; none draws rows by itself."""
+
+    def __init__(self, fn: Callable[..., Any], rows: Rows) -> None:
+        super().__init__(fn)
+        self.rows = rows
+        self.sizes: dict[str, tuple[int, int | None]] = {}
+
+    def process_message(self, msg: Site) -> None:
+        if msg["type"] != "plate":
+            return
+        self.sizes[msg["name"]] = size, _ = msg["args"]
+        if self.rows.as_written:
+            return
+        index = self._index(msg["name"])
+        msg["value"] = jnp.arange(size) if index is None else index
+        msg["args"] = (size, msg["value"].shape[0])
+
+    def postprocess_message(self, msg: Site) -> None:
+        """A plate that sees as many rows as it has takes them in their own order: here they get ours."""
+        index, dim = self.rows.index, self.rows.dim
+        if msg["type"] != "subsample" or index is None or dim is None or self.rows.is_sliced:
+            return
+        axis = dim - (msg["kwargs"].get("event_dim") or 0)
+        shape = jnp.shape(msg["value"])
+        if len(shape) >= -axis and shape[axis] == index.shape[0]:
+            msg["value"] = jnp.take(msg["value"], index, axis=axis)
+
+    def _index(self, name: str) -> Int[Array, "row"] | None:
+        return self.rows.index if name == self.rows.plate and not self.rows.is_sliced else None
+
+
+def whole_plates(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The model with all rows in every plate."""
+    return _Plates(model, Rows())
+
+
+def run(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    latents: Mapping[str, Float[Array, "..."]],
+    rows: Rows,
+) -> Run:
+    """Run a model with its latents at unconstrained values.
+
+    Each latent site carries, as `log_det`, the log determinant of its map from the real line.
+
+    Args:
+        model: with NumPyro primitives.
+        args: of the model.
+        kwargs: of the model.
+        latents: unconstrained values by the names of their sites, of all rows; a site without one is drawn.
+        rows: that the data's plate sees.
+    """
+
+    def substitute(site: Site) -> Any:
+        if site["type"] != "sample" or site["is_observed"]:
+            return None
+        if site["name"] not in latents:
+            return None if site["fn"].support.is_discrete else init_to_uniform(site)
+        return biject_to(site["fn"].support)(_seen(site, latents[site["name"]], rows))
+
+    plates = _Plates(handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=substitute), rows)
+    trace = handlers.trace(plates).get_trace(*args, **kwargs)
+    for name, value in latents.items():
+        trace[name]["log_det"] = _log_det(trace[name], _seen(trace[name], value, rows))
+    return Run(trace, plates.sizes)
+
+
+def _log_det(site: Site, value: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Log determinant of the map from the real line to a site's support, an element of its batch each."""
+    log_det = biject_to(site["fn"].support).log_abs_det_jacobian(value, site["value"])
+    return sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(site["value"]) + len(site["fn"].event_shape))
+
+
+def unconstrained_shape(site: Site) -> tuple[int, ...]:
+    """Shape of a site's values on the real line."""
+    return tuple(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))
+
+
+def _seen(site: Site, value: Float[Array, "..."], rows: Rows) -> Float[Array, "..."]:
+    """Of a latent inside the data's plate, the rows that the plate sees; of one inside a scan, that of the moment."""
+    moment = site["infer"].get("_scan_current_index")
+    if moment is not None and jnp.ndim(value) > len(biject_to(site["fn"].support).inverse_shape(site["fn"].shape())):
+        return value[moment]
+    if rows.index is None or all(frame.name != rows.plate for frame in site["cond_indep_stack"]):
+        return value
+    transform = biject_to(site["fn"].support)
+    event_dim = site["fn"].event_dim - transform.codomain.event_dim + transform.domain.event_dim
+    return jnp.take(value, rows.index, axis=rows.dim - event_dim)
+
+
+def log_prob(site: Site) -> Float[Array, "..."]:
+    """Log density of each element of a site's batch, scaled as the model asks; that of a latent on the real line."""
+    value = site["fn"].log_prob(site["value"])
+    if "log_det" in site:
+        value = value + site["log_det"]
+    return value if site["scale"] is None else site["scale"] * value
+
+
+def is_latent(site: Site) -> bool:
+    """Whether a site is one of the unknowns."""
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def is_real(support: Any) -> bool:
+    """Whether a support is the real line, with nothing to map."""
+    return support is constraints.real or (
+        isinstance(support, constraints.independent) and support.base_constraint is constraints.real
+    )
+
+
+def plate_dims(site: Site) -> dict[str, int]:
+    """Axis of each plate around a site, counted from the right."""
+    return {frame.name: frame.dim for frame in site["cond_indep_stack"]}

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ensembles for guides of any kind, from nothing but the distributions of their sites."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+from numpyro import handlers
+from numpyro.infer.util import get_importance_trace
+
+from quell.combine import MomentState, Rule, finite_rows
+
+Params = Mapping[str, Array]
+Site = dict[str, Any]
+
+MOST_SITES = 16
+"""Above this many sites the guide's scores are added up to one variate."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TraceEnsemble:
+    r"""The gradient of a guide's own ELBO, with variates that need only densities.
+
+    The base gradient follows the path through sites that have one, and is a score function for those that have none
+    (discrete ones). The variates:
+
+    - `score(site)`: \(\nabla_w \log q_w(z)\) of one site, with the latents held. Along a path a weight of one is
+      sticking the landing; for a discrete site the weight is a baseline that is learned.
+    - `kl(site)`: the gradient of \(\log q - \log p\) at the sample, less that of its expectation, the
+      Kullback-Leibler divergence, where NumPyro knows it and model and guide visit their sites in one order.
+    - `entropy(site)`: the same of \(\log q\) alone, where NumPyro knows the entropy and not the divergence.
+
+    Attributes:
+        model: with NumPyro primitives.
+        guide: with NumPyro primitives.
+        num_particles: a step.
+        rule: how the weights are learned.
+
+    Bias: none.
+    Cost: one backward pass through the densities of the sites for each variate.
+
+    References: Roeder et al. (2017); Ranganath et al. (2014).
+    """
+
+    model: Callable[..., Any]
+    guide: Callable[..., Any]
+    num_particles: int
+    rule: Rule
+
+    def init(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MomentState:
+        """Nothing seen yet."""
+        return self.rule.init(len(self.names(params, args, kwargs)), ravel_pytree(dict(params))[0].dtype)
+
+    def names(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Of the variates, in the order of the weights."""
+        found: list[str] = []
+
+        def note(given: Params) -> None:
+            found.extend(self.particle(jax.random.key(0), given, args, kwargs).variates())
+
+        jax.eval_shape(note, dict(params))
+        return tuple(found)
+
+    def update(
+        self,
+        key: Key[Array, ""],
+        params: Params,
+        state: MomentState,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> tuple[Float[Array, ""], PyTree, MomentState]:
+        """The loss, its gradient with respect to the constrained parameters, and the next state."""
+        flat, unflatten = ravel_pytree(dict(params))
+
+        def values(vector: Array, one: Key[Array, ""]) -> tuple[Float[Array, "joint"], tuple[Array, Array]]:
+            particle = self.particle(one, unflatten(vector), args, kwargs)
+            stacked = jnp.stack([particle.surrogate(), *particle.variates().values()])
+            return stacked, (particle.elbo, particle.num_data)
+
+        keys = jax.random.split(key, self.num_particles)
+        grads, (elbos, num_data) = jax.vmap(jax.jacrev(values, has_aux=True), (None, 0))(flat, keys)
+        joint = jnp.einsum("rip,rjp->ij", grads, grads) / (self.num_particles * num_data[0] ** 2)
+        keep = finite_rows(joint)[1:]
+        weights = jnp.where(keep, self._weights(state, flat.shape[0]), 0.0)
+        means = jnp.mean(grads, axis=0)
+        total = means[0] + weights @ jnp.where(keep[:, None], means[1:], 0.0)
+        return -jnp.mean(elbos), unflatten(-total), self.rule.observe(state, joint)
+
+    def particle(
+        self, key: Key[Array, ""], params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> "Particle":
+        """One sample."""
+        return Particle(self.model, self.guide, key, params, args, kwargs)
+
+    def weights(
+        self, params: Params, state: MomentState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> dict[str, Array]:
+        """The weights that the next step will use, by name."""
+        values = self._weights(state, ravel_pytree(dict(params))[0].shape[0])
+        return dict(zip(self.names(params, args, kwargs), values, strict=True))
+
+    def stick_the_landing(
+        self, key: Key[Array, ""], params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Float[Array, ""]:
+        """Minus the ELBO, with a gradient that leaves out the scores of sites with a path."""
+
+        def value(one: Key[Array, ""]) -> Float[Array, ""]:
+            particle = self.particle(one, params, args, kwargs)
+            return _with_gradient_of(particle.elbo, particle.surrogate() + particle.path_scores())
+
+        return -jnp.mean(jax.vmap(value)(jax.random.split(key, self.num_particles)))
+
+    def _weights(self, state: MomentState, num_params: int) -> Float[Array, "variate"]:
+        return self.rule.weights(state, num_units=self.num_particles, num_params=num_params)
+
+
+class Particle:
+    """One sample of the guide, and the model at it, as functions of the parameters."""
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        key: Key[Array, ""],
+        params: Params,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Run guide and model."""
+        model_key, guide_key = jax.random.split(key)
+        seeded = handlers.seed(guide, guide_key)
+        self.model_sites, guide_sites = get_importance_trace(
+            handlers.seed(model, model_key), seeded, args, kwargs, params
+        )
+        held = {
+            name: jax.lax.stop_gradient(site["value"])
+            for name, site in guide_sites.items()
+            if site["type"] in ("sample", "plate")
+        }
+        again = handlers.substitute(handlers.substitute(seeded, data=dict(params)), data=held)
+        self.held_sites = handlers.trace(again).get_trace(*args, **kwargs)
+        self.guide_sites = {name: site for name, site in guide_sites.items() if site["type"] == "sample"}
+        densities = [jnp.sum(site["log_prob"]) for site in self.model_sites.values() if site["type"] == "sample"]
+        own = [jnp.sum(site["log_prob"]) for site in self.guide_sites.values()]
+        self.elbo = sum(densities, jnp.zeros(())) - sum(own, jnp.zeros(()))
+
+    @property
+    def num_data(self) -> Float[Array, ""]:
+        """Number of observations, those that a minibatch stands for among them."""
+        observed = [site for site in self.model_sites.values() if site["type"] == "sample" and site["is_observed"]]
+        counts = [jnp.size(site["log_prob"]) * (1.0 if site["scale"] is None else site["scale"]) for site in observed]
+        return jnp.maximum(sum(counts, jnp.zeros(())), 1.0)
+
+    def surrogate(self) -> Float[Array, ""]:
+        """What the base gradient is the gradient of: the ELBO, and scores for sites without a path."""
+        scores = [self._held_log_prob(name) for name, site in self.guide_sites.items() if not site["fn"].has_rsample]
+        return self.elbo + jax.lax.stop_gradient(self.elbo) * sum(scores, jnp.zeros(()))
+
+    def path_scores(self) -> Float[Array, ""]:
+        """Scores of the sites with a path, scaled as in the ELBO, where their sum cancels them."""
+        names = [name for name, site in self.guide_sites.items() if site["fn"].has_rsample and not _is_delta(site)]
+        pieces = [_known(self._held_log_prob, name) for name in names]
+        scaled = [
+            _scaled(piece, self.guide_sites[name])
+            for piece, name in zip(pieces, names, strict=True)
+            if piece is not None
+        ]
+        return sum(scaled, jnp.zeros(()))
+
+    def variates(self) -> dict[str, Float[Array, ""]]:
+        """What the variates are the gradients of."""
+        return self._scores() | self._expectations()
+
+    def _scores(self) -> dict[str, Float[Array, ""]]:
+        names = [name for name, site in self.guide_sites.items() if not _is_delta(site)]
+        found = {name: _known(self._held_log_prob, name) for name in names}  # a flow may have no inverse
+        scores = {f"score({name})": value for name, value in found.items() if value is not None}
+        return scores if len(scores) <= MOST_SITES else {"score": sum(scores.values(), jnp.zeros(()))}
+
+    def _expectations(self) -> dict[str, Float[Array, ""]]:
+        """For each site, the sampled value of what NumPyro can also take the expectation of, less that expectation."""
+        in_model = [name for name in self.model_sites if name in self.guide_sites]
+        if not all(site["fn"].has_rsample for site in self.guide_sites.values()) or len(in_model) > MOST_SITES:
+            return {}
+        found = {}
+        same_order = in_model == [name for name in self.guide_sites if name in in_model]
+        for name, site in self.guide_sites.items():
+            prior = self.model_sites.get(name)
+            if (
+                prior is not None
+                and same_order
+                and (kl := _known(dist.kl_divergence, site["fn"], prior["fn"])) is not None
+            ):
+                sampled = jnp.sum(site["log_prob"]) - jnp.sum(prior["log_prob"])
+                found[f"kl({name})"] = sampled - _scaled(kl, site)
+            elif (entropy := _known(lambda fn: fn.entropy(), site["fn"])) is not None:
+                found[f"entropy({name})"] = jnp.sum(site["log_prob"]) + _scaled(entropy, site)
+        return found
+
+    def _held_log_prob(self, name: str) -> Float[Array, ""]:
+        site = self.held_sites[name]
+        return jnp.sum(site["fn"].log_prob(site["value"]))
+
+
+def _known(function: Callable[..., Array], *args: Any) -> Array | None:
+    try:
+        return function(*args)
+    except NotImplementedError:
+        return None
+
+
+def _scaled(values: Array, site: Site) -> Float[Array, ""]:
+    return jnp.sum(values) if site["scale"] is None else site["scale"] * jnp.sum(values)
+
+
+def _is_delta(site: Site) -> bool:
+    fn = site["fn"]
+    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
+        fn = fn.base_dist
+    return isinstance(fn, dist.Delta)
+
+
+def _with_gradient_of(value: Array, surrogate: Array) -> Array:
+    return jax.lax.stop_gradient(value) + surrogate - jax.lax.stop_gradient(surrogate)
