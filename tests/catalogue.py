@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public class has an entry here, and each law runs over all of them."""
 
+import functools
 import itertools
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 import quell
 from quell.approximations import AbstractApproximation
 from quell.estimators import AbstractEstimator
+from quell.evaluation import Evaluation
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 from quell.terms import AbstractTerm
@@ -74,6 +76,8 @@ APPROXIMATIONS: dict[str, AbstractApproximation | None] = {
     "exact": None,
     "taylor-z": quell.TaylorInLatent(),
     "taylor-x": quell.TaylorInData(),
+    "anchored": quell.AnchoredQuadratic(rows_at_once=4),
+    "fitted": quell.FittedQuadratic(),
 }
 
 
@@ -90,6 +94,19 @@ def some_params(family: AbstractFamily) -> quell.LocationScale:
         jnp.array([-0.3, -0.2]) if params.scale.ndim == 1 else jnp.array([[-0.3, 0.0], [0.25, -0.2]])
     )
     return quell.LocationScale(params.loc + jnp.array([0.3, -0.2]), scale)
+
+
+def state(approximation: AbstractApproximation, problem: quell.Problem, term: AbstractTerm, *, num_updates: int = 1):
+    """What an approximation keeps after a few steps at other parameters than `some_params`."""
+    params = jax.tree.map(lambda leaf: leaf - 0.2, some_params(problem.family))
+    keys = jax.random.split(jax.random.key(0), num_updates)
+    draws = [quell.Sampler(2, 2).draw(key, problem.family, problem.model.num_data, jnp.float64) for key in keys]
+
+    @jax.jit
+    def after(found, draw):
+        return approximation.update(term, Evaluation(problem, params, draw), found, None)
+
+    return functools.reduce(after, draws, approximation.init(problem))
 
 
 def variates(problem: quell.Problem) -> dict[str, quell.ControlVariate]:

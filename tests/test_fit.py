@@ -11,7 +11,7 @@ import quell
 import tolerances
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
-from quell.fitting import loop
+from quell.fitting import driver, loop
 from quell.terms import AbstractTerm
 
 RNG = np.random.default_rng(3)
@@ -72,8 +72,8 @@ def test_the_same_key_gives_the_same_fit_to_the_last_bit(key):
 def test_the_length_of_the_chunks_does_not_change_the_fit(key, monkeypatch):
     """Chunks are as long as the clock says, so their length must not matter."""
     once = _fit(key)
-    monkeypatch.setattr(loop, "_FIRST_CHUNK", 5)
-    monkeypatch.setattr(loop, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(driver, "_FIRST_CHUNK", 5)
+    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
     again = _fit(key)
     _assert_same((once.params, once.history), (again.params, again.history))
 
@@ -367,9 +367,9 @@ def test_a_step_leaves_the_types_of_the_state_alone(family):
     problem = quell.Problem(model, family)
     base = quell.default_base(problem)
     gradient = quell.Gradient(problem, quell.default_variates(problem), base=base)
-    optimizer = optax.adam(0.01)
-    start = loop.init_loop(gradient, optimizer, family.init())
-    after = jax.eval_shape(lambda state: loop.take_step(gradient, optimizer, jax.random.key(0), state)[0], start)
+    algorithm, policy = quell.Algorithm(gradient, optax.adam(0.01)), loop.StepPolicy.of()
+    start = loop.init_loop(algorithm, family.init(), averages=True)
+    after = jax.eval_shape(lambda state: loop.take_step(algorithm, policy, jax.random.key(0), state)[0], start)
     before = jax.eval_shape(lambda: start)
     for one, two in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
         assert (one.shape, one.dtype, one.weak_type) == (two.shape, two.dtype, two.weak_type)

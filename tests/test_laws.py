@@ -38,7 +38,7 @@ def valid_terms(problem):
         if approximation is None:
             yield name, term
         elif approximation.refuses(problem, term) is None:
-            yield f"{how} of {name}", approximation.apply(term, approximation.init(problem))
+            yield f"{how} of {name}", approximation.apply(term, catalogue.state(approximation, problem, term))
 
 
 def true_gradient(problem, term, params):

@@ -495,12 +495,14 @@ def _names(problem):
     return [variate.name for variate in quell.default_variates(problem)]
 
 
-def test_the_default_expands_in_the_data_where_a_datum_is_small():
+def test_the_default_expands_in_the_data_where_a_datum_is_small_and_an_anchor_out_of_reach(monkeypatch):
     def log_likelihood(z, x):
         return _kernel(x[:, 0]) * z[0] + z[1]
 
-    rows = "taylor-x(data): rp - rp[all]"
-    assert rows in _names(_function_problem(log_likelihood, jnp.ones((5, 100))))
+    rows, small = "taylor-x(data): rp - rp[all]", _function_problem(log_likelihood, jnp.ones((5, 100)))
+    assert rows not in _names(small)
+    monkeypatch.setattr("quell.variates.default.LONGEST_WAIT", 0)
+    assert rows in _names(small)
     assert rows not in _names(_function_problem(log_likelihood, jnp.ones((5, 101))))
     assert rows not in _names(COUNTS)
     assert rows not in _names(_function_problem(_looped, FEATURES))

@@ -19,11 +19,7 @@ from quell.paper import Dataset
 from quell.paper.page import Contents, write_page
 from quell.paper.table1 import Cell
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 FIGURES = ("table1", "figure1", "figure2", "figure3", "figure4")
-QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
 
 
 def _results(experiments, out):
@@ -102,18 +98,6 @@ def test_a_small_version_says_so_and_names_what_is_missing(folder, tmp_path):
     assert "too few runs to judge by" in text
     assert "Not part of this run: ionosphere, australian." in text
     assert "claims" not in text.split("</header>")[0], "nothing is counted"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine; install it (Debian: apt-get install chromium) to open the page")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu", *QUIET])
-        yield chromium
-        chromium.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -4,9 +4,15 @@
 Many control variates from one recipe, combined by one small regularised solve, for any optimiser.
 """
 
+from typing import Any
+
+from quell import adapters as adapters
+from quell import diagnostics as diagnostics
 from quell import paper as paper
+from quell.approximations import AnchoredQuadratic as AnchoredQuadratic
 from quell.approximations import Baseline as Baseline
 from quell.approximations import Concrete as Concrete
+from quell.approximations import FittedQuadratic as FittedQuadratic
 from quell.approximations import JaakkolaJordan as JaakkolaJordan
 from quell.approximations import Surrogate as Surrogate
 from quell.approximations import TaylorInData as TaylorInData
@@ -34,8 +40,15 @@ from quell.families import LowRank as LowRank
 from quell.families import LowRankParams as LowRankParams
 from quell.families import MeanField as MeanField
 from quell.families import Product as Product
+from quell.fitting import Algorithm as Algorithm
+from quell.fitting import AlgorithmState as AlgorithmState
+from quell.fitting import Checkpoint as Checkpoint
+from quell.fitting import CheckpointError as CheckpointError
+from quell.fitting import EarlyStopping as EarlyStopping
+from quell.fitting import FitProgress as FitProgress
 from quell.fitting import FitResult as FitResult
 from quell.fitting import fit as fit
+from quell.fitting import fit_many as fit_many
 from quell.gradient import Gradient as Gradient
 from quell.gradient import GradientInfo as GradientInfo
 from quell.gradient import GradientState as GradientState
@@ -65,3 +78,10 @@ from quell.variates import default_variates as default_variates
 from quell.variates import zoo as zoo
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Import NumPyro's adapter when it is first used."""
+    if name == "from_numpyro":
+        return adapters.from_numpyro
+    raise AttributeError(f"module 'quell' has no attribute {name!r}")

@@ -2,11 +2,14 @@
 """Compiled programs that start soon."""
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
+
+_LOCK = threading.Lock()
 
 
 def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,7 +21,9 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        return _jitted(function, jax.default_backend())(*args)
+        with _LOCK:  # or two threads would each make a program of their own
+            jitted = _jitted(function, jax.default_backend())
+        return jitted(*args)
 
     return call
 

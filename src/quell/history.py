@@ -2,6 +2,7 @@
 """What a fit remembers of its steps."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,30 +12,55 @@ from quell.gradient import GradientInfo
 
 
 class History(NamedTuple):
-    """One entry a step, as NumPy arrays; see `GradientInfo` for their meaning."""
+    """One entry a step, as NumPy arrays; see `GradientInfo` for their meaning.
+
+    A step that was skipped has an entry too, with `skipped` set and numbers that may be NaN or infinite.
+    """
 
     elbo: Float[np.ndarray, "step"]
     base_sq_norm: Float[np.ndarray, "step"]
     combined_sq_norm: Float[np.ndarray, "step"]
     weights: Float[np.ndarray, "step variate"]
     dropped: Bool[np.ndarray, "step variate"]
+    skipped: Bool[np.ndarray, "step"]
 
     @classmethod
-    def join(cls, pieces: list[GradientInfo], num_variates: int) -> "History":
-        """One history from the pieces that the chunks of a fit returned."""
-        if not pieces:
-            none = np.zeros(0)
-            return cls(none, none, none, np.zeros((0, num_variates)), np.zeros((0, num_variates), bool))
-        return cls(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in cls._fields))
+    def empty(cls, num_variates: int) -> "History":
+        """Of a fit that has not begun."""
+        none = np.zeros(0)
+        dropped = np.zeros((0, num_variates), bool)
+        return cls(none, none, none, np.zeros((0, num_variates)), dropped, np.zeros(0, bool))
+
+    @classmethod
+    def from_infos(cls, infos: GradientInfo, skipped: Bool[np.ndarray, "step"]) -> "History":
+        """From what the gradient told, with a leading axis of steps."""
+        return cls(*[*(np.asarray(getattr(infos, name)) for name in cls._fields[:-1]), skipped])
+
+    @classmethod
+    def join(cls, pieces: Sequence["History"]) -> "History":
+        """One history from pieces that follow each other; an empty one takes the dtype of the others."""
+        filled = [piece for piece in pieces if piece.num_steps] or list(pieces[:1])
+        return cls(*(np.concatenate([getattr(piece, name) for piece in filled]) for name in cls._fields))
 
     @property
     def num_steps(self) -> int:
-        """Number of steps taken."""
+        """Number of steps, skipped ones included."""
         return self.elbo.shape[0]
 
+    @property
+    def num_skipped(self) -> int:
+        """Number of steps that were not taken because they were not finite."""
+        return int(self.skipped.sum())
+
+    @property
+    def taken(self) -> "History":
+        """The same without the steps that were skipped."""
+        return History(*(values[~self.skipped] for values in self))
+
     def tail_elbo(self, *, fraction: float = 0.1) -> tuple[float, float]:
-        """Mean and standard error of the noisy ELBO estimates over the last part of the fit."""
-        tail = self.elbo[-max(1, math.ceil(fraction * self.num_steps)) :]
+        """Mean and standard error of the noisy ELBO estimates over the last part of the fit, skipped steps left out."""
+        rows = slice(-max(1, math.ceil(fraction * self.num_steps)), None)
+        tail = self.elbo[rows][~self.skipped[rows]]
         if tail.size < 2:
             return (float(tail[0]) if tail.size else math.nan), math.nan
         return float(tail.mean()), float(tail.std(ddof=1) / math.sqrt(tail.size))

@@ -2,6 +2,7 @@
 """A model and a family that fit together."""
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.families import AbstractFamily
@@ -36,6 +37,13 @@ class Problem(eqx.Module):
         check_likelihood_shape(self.model)
 
 
+def has_exact_elbo(problem: Problem) -> bool:
+    """Whether `exact_elbo` can be asked: a linear predictor, a quadratic log-prior and a Gaussian family."""
+    model, family = problem.model, problem.family
+    is_linear = isinstance(model, LinearPredictor) and family.is_gaussian
+    return is_linear and model.prior.quadratic(jnp.zeros(model.dim)) is not None
+
+
 def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     """The ELBO without sampling, for a linear predictor with a Gaussian family and a Gaussian prior.
 
@@ -52,11 +60,11 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     model, family = problem.model, problem.family
     mean = family.mean(params)
     prior = model.prior.quadratic(mean)
-    if not isinstance(model, LinearPredictor) or prior is None or not family.is_gaussian:
+    if not isinstance(model, LinearPredictor) or prior is None or not has_exact_elbo(problem):
         raise TypeError(
             f"An exact ELBO was asked of {model} with {type(family).__name__}. A linear predictor with a normal prior "
             "and a Gaussian family was needed. "
-            "Average the `elbo` of a fit's history instead, or build the model with "
+            "Write `result.elbo(key)` for an estimate with its standard error, or build the model with "
             "`quell.logistic_regression` or one of its siblings."
         )
     rows = model.data.features

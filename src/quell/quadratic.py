@@ -5,6 +5,7 @@ A quadratic is the common language of closed forms: terms hand one in, families 
 their first two moments.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -41,6 +42,13 @@ class AbstractCurvature(eqx.Module):
     def matvec(self, vector: Float[Array, "latent"]) -> Float[Array, "latent"]:
         r"""Return \(H v\)."""
         return self.matmul(vector[:, None])[:, 0]
+
+    def trace_with(
+        self, variance: Float[Array, "latent"], product: Callable[[Array], Float[Array, "rank latent"]]
+    ) -> Float[Array, ""]:
+        r"""Return \(\mathrm{tr}(H \Sigma)\), where `variance` is the diagonal of \(\Sigma\) and `product` multiplies rows."""
+        left, right = self.factors()
+        return jnp.sum(left * product(right))
 
 
 class DenseCurvature(AbstractCurvature):
@@ -109,6 +117,39 @@ class DiagonalCurvature(AbstractCurvature):
     def scale(self, factor: float) -> "DiagonalCurvature":
         return DiagonalCurvature(factor * self.values)
 
+    def trace_with(
+        self, variance: Float[Array, "latent"], product: Callable[[Array], Float[Array, "rank latent"]]
+    ) -> Float[Array, ""]:
+        return self.values @ variance
+
+
+class SumCurvature(AbstractCurvature):
+    """Curvature in several pieces, such as a diagonal plus a matrix of low rank."""
+
+    pieces: tuple[AbstractCurvature, ...]
+
+    @property
+    def rank(self) -> int:
+        return sum(piece.rank for piece in self.pieces)
+
+    def matmul(self, columns: Float[Array, "latent column"]) -> Float[Array, "latent column"]:
+        return functools.reduce(jnp.add, [piece.matmul(columns) for piece in self.pieces])
+
+    def diagonal(self) -> Float[Array, "latent"]:
+        return functools.reduce(jnp.add, [piece.diagonal() for piece in self.pieces])
+
+    def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
+        left, right = zip(*(piece.factors() for piece in self.pieces), strict=True)
+        return jnp.concatenate(left), jnp.concatenate(right)
+
+    def scale(self, factor: float) -> "SumCurvature":
+        return SumCurvature(tuple(piece.scale(factor) for piece in self.pieces))
+
+    def trace_with(
+        self, variance: Float[Array, "latent"], product: Callable[[Array], Float[Array, "rank latent"]]
+    ) -> Float[Array, ""]:
+        return functools.reduce(jnp.add, [piece.trace_with(variance, product) for piece in self.pieces])
+
 
 class Quadratic(eqx.Module):
     r"""The function \(c + b^\top (z - z_0) + \tfrac12 (z - z_0)^\top H (z - z_0)\).
@@ -137,6 +178,14 @@ class Quadratic(eqx.Module):
     def scale(self, factor: float) -> "Quadratic":
         """The quadratic times a number."""
         return Quadratic(self.anchor, factor * self.constant, factor * self.slope, self.curvature.scale(factor))
+
+
+def linear(
+    anchor: Float[Array, "*batch latent"], constant: Float[Array, "*batch"], slope: Float[Array, "*batch latent"]
+) -> Quadratic:
+    """A quadratic without curvature, whose rank, zero, says so."""
+    rows = jnp.zeros((*slope.shape[:-1], 0, slope.shape[-1]), slope.dtype)
+    return Quadratic(anchor, constant, slope, FactoredCurvature(rows, jnp.zeros(rows.shape[:-1], slope.dtype)))
 
 
 def expand_function(function: Callable[[Array], Array], anchor: Float[Array, "latent"]) -> Quadratic:

@@ -132,7 +132,7 @@ class FamilyEnsemble:
         known = _FAMILIES[type(self.guide)](self.guide, model.structure)
         sampler = Sampler(self.num_particles, model.structure.subsample_size)
         problem = Problem(model, known.family)
-        variates = default_variates(problem) if self.variates is None else self.variates
+        variates = default_variates(problem, sampler) if self.variates is None else self.variates
         return Gradient(problem, variates, sampler=sampler, rule=self.rule), known.params
 
 

@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
+from quell.approximations.second_derivative import refuses_second_derivative
 from quell.checks import check_finite
 from quell.evaluation import Batch, Evaluation
 from quell.problem import Problem
@@ -60,7 +61,7 @@ class TaylorInLatent(AbstractApproximation):
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if self.anchor is None or self.anchor.shape[0] == problem.model.dim:
-            return None
+            return refuses_second_derivative(problem, term)
         return f"the anchor has {self.anchor.shape[0]} coordinates and the latent has {problem.model.dim}"
 
     def init(self, problem: Problem) -> PyTree:

@@ -2,8 +2,6 @@
 """`quell variates`: the catalogue for a model and a family."""
 
 import json
-import runpy
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +17,7 @@ import quell
 from quell.atomic import write_atomically
 from quell.checks import check_name
 from quell.cli.common import bad_parameters, output_console
+from quell.cli.model_file import load_model
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 
@@ -80,29 +79,9 @@ def _model(text: str) -> AbstractModel:
         return quell.poisson_regression(0.3 * features, np.arange(8) % 4)
     if text == "gaussian":
         return quell.gaussian_regression(features, rng.normal(size=8), noise=0.5)
-    file, colon, name = text.rpartition(":")
-    if not colon or not file.endswith(".py"):
+    if ".py" not in text:
         check_name("model", text, ("logistic", "poisson", "gaussian", "FILE.py:MODEL"))
-    if not Path(file).is_file():
-        raise ValueError(
-            f"The file {file!r} was not found. A Python file was needed. Type for example `model.py:model`."
-        )
-    folder = str(Path(file).resolve().parent)
-    sys.path.insert(0, folder)  # as `python FILE` would
-    try:
-        names = runpy.run_path(file)
-    except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"{file} could not be run ({type(error).__name__}: {error}). A file that defines a model was needed. "
-            f"Try `python {file}` first."
-        ) from error
-    finally:
-        sys.path.remove(folder)
-    if not isinstance(names.get(name), AbstractModel):
-        models = [key for key, value in names.items() if isinstance(value, AbstractModel)]
-        known = f"It has {', '.join(models)}" if models else "It has none"
-        raise ValueError(f"{file} has no model named {name!r}. {known}. Write for example `{name} = quell.Model(...)`.")
-    return names[name]
+    return load_model(text)
 
 
 def _write(path: Path, found: quell.Catalogue) -> None:

@@ -1,120 +1,155 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loop: many steps in one compiled program, the host only between chunks."""
+"""The compiled part of a fit: many steps in one program, for one fit or for several side by side."""
 
-import time
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
-from quell.gradient import Gradient, GradientInfo, GradientState
+from quell.fitting.algorithm import Algorithm, AlgorithmState
+from quell.fitting.average import TailAverage
+from quell.gradient import GradientInfo
 
-_BUFFER = 1024
-_CHUNK_SECONDS = 0.25
-_FIRST_CHUNK = 16
+BUFFER = 1024
+"""Most steps of a chunk: the length of the history that a chunk returns."""
 
 
 class LoopState(eqx.Module):
     """Where a fit stands.
 
     Args:
-        params: of the family.
-        optimizer: the optimiser's state.
-        gradient: moments, and the states of the approximations.
-        step: number of steps taken.
-        is_finite: whether the next step is still worth taking.
+        algorithm: parameters, optimiser's state, moments, and the states of the approximations.
+        average: of the last part of the iterates; `None` where none was asked for.
+        step: number of steps done, skipped ones included.
+        skipped_in_a_row: how many of the latest steps were skipped, the one that ended the fit included.
     """
 
-    params: PyTree
-    optimizer: PyTree
-    gradient: GradientState
-    step: Int[Array, ""]
-    is_finite: Bool[Array, ""]
+    algorithm: AlgorithmState
+    average: TailAverage | None
+    step: Int[Array, "*fit"]
+    skipped_in_a_row: Int[Array, "*fit"]
+
+    @property
+    def params(self) -> PyTree:
+        """Where the steps have led."""
+        return self.algorithm.params
+
+    @property
+    def best_params(self) -> PyTree:
+        """The average where there is one, else where the steps have led."""
+        return self.params if self.average is None else self.average.or_last(self.params)
 
 
-def init_loop(gradient: Gradient, optimizer: optax.GradientTransformation, params: PyTree) -> LoopState:
+class StepPolicy(eqx.Module):
+    """How steps are judged; arrays, so that other numbers need no other program.
+
+    Args:
+        max_skipped: most steps in a row that may be skipped because they are not finite.
+        average_after: the iterates of steps after this many are averaged.
+    """
+
+    max_skipped: Int[Array, ""]
+    average_after: Int[Array, ""]
+
+    @classmethod
+    def of(cls, *, max_skipped: int = 0, average_after: int = 0) -> "StepPolicy":
+        """From plain numbers."""
+        return cls(jnp.asarray(max_skipped, jnp.int32), jnp.asarray(average_after, jnp.int32))
+
+
+class StepInfo(eqx.Module):
+    """What one step leaves in the history.
+
+    Args:
+        gradient: what the gradient told.
+        skipped: whether the step was not taken because it was not finite.
+    """
+
+    gradient: GradientInfo
+    skipped: Bool[Array, "*step"]
+
+
+def init_loop(algorithm: Algorithm, params: PyTree, *, averages: bool = False) -> LoopState:
     """The state before the first step.
 
     Weak types are made strong, as a step would make them: a state of other types would be compiled for twice.
     """
-    start = jnp.zeros((), jnp.int32)
-    state = LoopState(params, optimizer.init(params), gradient.init(params), start, jnp.array(True))
+    zero = jnp.zeros((), jnp.int32)
+    state = LoopState(algorithm.init(params), TailAverage.empty(params) if averages else None, zero, zero)
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
 
 def take_step(
-    gradient: Gradient, optimizer: Any, key: Key[Array, ""], state: LoopState
-) -> tuple[LoopState, GradientInfo]:
+    algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState
+) -> tuple[LoopState, StepInfo]:
     """One step; its randomness is a function of the key and the number of the step.
 
-    A step that would leave the finite numbers is not taken: the old state comes back, marked.
+    A step that would leave the finite numbers is skipped: all but the number of the step stays as it was. One skipped
+    step too many in a row is not counted either, and marks the end.
     """
-    step_key = jax.random.fold_in(key, state.step)
-    loss_grad, gradient_state, info = gradient.update(step_key, state.params, state.gradient)
-    updates, optimizer_state = optimizer.update(loss_grad, state.optimizer, state.params)
-    params = optax.apply_updates(state.params, updates)
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]))
-    new = LoopState(params, optimizer_state, gradient_state, state.step + 1, finite)
-    old = LoopState(state.params, state.optimizer, state.gradient, state.step, finite)
-    return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old), info
+    moved, info = algorithm.step(jax.random.fold_in(key, state.step), state.algorithm)
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(moved.params)]))
+    reached = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.algorithm)
+    in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    average = state.average
+    if average is not None:
+        average = average.include(reached.params, finite & (state.step >= policy.average_after))
+    counts = in_a_row <= policy.max_skipped
+    return LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)
 
 
 @quick_jit
 def run_chunk(
-    gradient: Gradient, optimizer: Any, key: Key[Array, ""], state: LoopState, num_steps: Int[Array, ""]
-) -> tuple[LoopState, GradientInfo]:
-    """Take up to `num_steps` steps, fewer if the parameters stop being finite.
+    algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState, until: Int[Array, ""]
+) -> tuple[LoopState, StepInfo]:
+    """Take steps until their number is `until`, fewer if too many in a row are not finite.
 
     The number is an argument and the history a buffer of fixed length, so that chunks of any length share
-    one compiled program.
+    one compiled program, and a fit does not depend on their lengths.
     """
-    _, like = eqx.filter_eval_shape(take_step, gradient, optimizer, key, state)
-    buffer = jax.tree.map(lambda leaf: jnp.zeros((_BUFFER, *leaf.shape), leaf.dtype), like)
-
-    def body(carry: tuple[LoopState, GradientInfo]) -> tuple[LoopState, GradientInfo]:
-        now, history = carry
-        row = now.step - state.step
-        after, info = take_step(gradient, optimizer, key, now)
-        return after, jax.tree.map(lambda h, i: h.at[row].set(i), history, info)
-
-    def proceed(carry: tuple[LoopState, GradientInfo]) -> Bool[Array, ""]:
-        return (carry[0].step - state.step < num_steps) & carry[0].is_finite
-
-    return jax.lax.while_loop(proceed, body, (state, buffer))
+    return _repeat(lambda now: take_step(algorithm, policy, key, now), lambda now: _is_going(policy, now, until), state)
 
 
-def run_loop(
-    gradient: Gradient,
-    optimizer: optax.GradientTransformation,
-    key: Key[Array, ""],
+@quick_jit
+def run_chunks(
+    algorithm: Algorithm, policy: StepPolicy, keys: Key[Array, "fit"], states: LoopState, until: Int[Array, "fit"]
+) -> tuple[LoopState, StepInfo]:
+    """`run_chunk` for several fits side by side; one that has ended waits for the others.
+
+    Everything has a leading axis, one entry a fit; in the history it is the second.
+    """
+
+    def step_or_stay(key: Key[Array, ""], now: LoopState, going: Bool[Array, ""]) -> tuple[LoopState, StepInfo]:
+        after, info = take_step(algorithm, policy, key, now)
+        return jax.tree.map(lambda new, old: jnp.where(going, new, old), after, now), info
+
+    return _repeat(
+        lambda now: jax.vmap(step_or_stay)(keys, now, _is_going(policy, now, until)),
+        lambda now: _is_going(policy, now, until),
+        states,
+    )
+
+
+def _is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:
+    return (state.step < until) & (state.skipped_in_a_row <= policy.max_skipped)
+
+
+def _repeat(
+    advance: Callable[[LoopState], tuple[LoopState, StepInfo]],
+    is_going: Callable[[LoopState], Bool[Array, "*fit"]],
     state: LoopState,
-    *,
-    num_steps: int,
-    after_chunk: Callable[[LoopState, GradientInfo], None],
-) -> None:
-    """Run chunks until the steps are taken or the parameters stop being finite.
+) -> tuple[LoopState, StepInfo]:
+    """Advance while any fit is going, and keep what each step told in a buffer of fixed length."""
+    _, like = jax.eval_shape(advance, state)
+    buffer = jax.tree.map(lambda leaf: jnp.zeros((BUFFER, *leaf.shape), leaf.dtype), like)
 
-    Args:
-        gradient: of the loss.
-        optimizer: any optax transformation.
-        key: the step's number is folded into it.
-        state: where to start.
-        num_steps: in all, counted from the state's step.
-        after_chunk: sees the state and the history of each chunk, between chunks only.
-    """
-    first = int(state.step)
-    done, length = 0, min(_FIRST_CHUNK, num_steps)
-    while done < num_steps and bool(state.is_finite):
-        start = time.perf_counter()
-        state, infos = run_chunk(gradient, optimizer, key, state, jnp.asarray(length))
-        taken = int(state.step) - first - done
-        seconds = time.perf_counter() - start
-        done += taken
-        after_chunk(state, jax.tree.map(lambda leaf, n=taken: leaf[:n], jax.device_get(infos)))
-        faster = int(length * _CHUNK_SECONDS / max(seconds, 1e-6))
-        length = max(1, min(max(faster, 2 * _FIRST_CHUNK), _BUFFER, num_steps - done))
+    def body(carry: tuple[LoopState, StepInfo, Int[Array, ""]]) -> tuple[LoopState, StepInfo, Int[Array, ""]]:
+        now, history, row = carry
+        after, info = advance(now)
+        return after, jax.tree.map(lambda h, i: h.at[row].set(i), history, info), row + 1
+
+    start = (state, buffer, jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0])), body, start)[:2]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit returns."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +12,14 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.checks import check_count, check_key
+from quell.diagnostics.densities import ScoredSample, draw_latents, score_sample
+from quell.diagnostics.elbo import estimate_elbo
+from quell.diagnostics.estimate import Estimate
+from quell.diagnostics.khat import Khat, khat_of
+from quell.diagnostics.pareto import LEAST
+from quell.diagnostics.report import write_report
+from quell.diagnostics.summary import Summary, summarise
+from quell.fitting.inference_data import facts_of, to_inference_data
 from quell.gradient import Gradient, GradientState
 from quell.history import History
 from quell.problem import Problem
@@ -42,26 +52,92 @@ class FitResult(eqx.Module):
 
     @property
     def mean(self) -> Any:
-        """Mean of the fitted distribution, in the shape the model takes."""
+        """Mean of the fitted distribution, in the model's own (unconstrained) coordinates."""
         return self.problem.model.unravel(self.problem.family.mean(self.params))
 
     @property
     def std(self) -> Any:
-        """Standard deviation of each coordinate, in the shape the model takes."""
+        """Standard deviation of each coordinate, in the model's own (unconstrained) coordinates."""
         return self.problem.model.unravel(jnp.sqrt(self.problem.family.variance(self.params)))
 
     def sample(self, key: Key[Array, ""], num: int) -> Any:
-        """Draw latents from the fitted distribution, in the shape the model takes, with a leading axis."""
-        check_key(key)
-        check_count("num", num)
+        """Draw latents from the fitted distribution, on the scale their user reads, with a leading axis."""
         return jax.vmap(self.problem.model.constrain)(self.sample_flat(key, num))
 
     def sample_flat(self, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
         """Draw flat latents."""
+        return draw_latents(key, self.problem.family, self.params, num)
+
+    def summary(self, key: Key[Array, ""], num: int = 1000) -> Summary:
+        """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
+
+        Args:
+            key: for the samples.
+            num: samples; the error of a mean is the standard deviation over the root of their number.
+        """
+        return summarise(self.sample(key, num))
+
+    def elbo(self, key: Key[Array, ""], num: int = 1000) -> Estimate:
+        """The ELBO in nats over all data, with its standard error, which is 0 where `exact_elbo` knows it.
+
+        Args:
+            key: for the samples.
+            num: samples, where they are needed.
+        """
+        return estimate_elbo(key, self.problem, self.params, num=num)
+
+    def khat(self, key: Key[Array, ""], num: int = 1000) -> Khat:
+        """How far the fitted distribution can be trusted, with advice.
+
+        Args:
+            key: for the samples.
+            num: samples, at least 25.
+        """
+        return khat_of(self._scored(key, num), self.problem.family)
+
+    def to_arviz(self, key: Key[Array, ""], num: int = 1000, *, log_likelihood: bool | None = None) -> Any:
+        """Samples and history for ArviZ.
+
+        The group `posterior` has the values of `sample`, by name; `sample_stats` has `lp` and `log_q`, the log
+        densities under p and q; `fit` has the history; `log_likelihood` has that of each datum. The attributes tell
+        status, seconds, k-hat and quell's version.
+
+        Args:
+            key: for the samples.
+            num: samples, at least 25.
+            log_likelihood: whether to store that of each datum at each sample; by default where these are at most ten
+                million numbers.
+
+        Returns:
+            An `InferenceData` of ArviZ before 1.0, a `DataTree` of xarray from then on.
+        """
+        sample = self._scored(key, num)
+        return to_inference_data(
+            sample,
+            khat_of(sample, self.problem.family),
+            self.gradient,
+            self.history,
+            facts=facts_of(self.status, self.seconds),
+            log_likelihood=log_likelihood,
+        )
+
+    def report(self, path: str | os.PathLike[str], *, key: Key[Array, ""] | None = None) -> Path:
+        """Write one self-contained HTML page about the fit: figures, tables and advice in words.
+
+        Args:
+            path: of the page.
+            key: for the draws behind its numbers; a fixed one by default, so that two reports of one fit agree up to
+                measured times.
+
+        Returns:
+            The path.
+        """
+        return write_report(Path(path), self, jax.random.key(0) if key is None else key)
+
+    def _scored(self, key: Key[Array, ""], num: int) -> ScoredSample:
         check_key(key)
-        family = self.problem.family
-        noise = family.noise(key, num, jax.tree.leaves(self.params)[0].dtype)
-        return family.particles(self.params, noise).latents(family.sampling)
+        check_count("num", num, least=LEAST)
+        return score_sample(key, self.problem, self.params, num)
 
     def __repr__(self) -> str:
         """Result, time, ELBO, noise removed and weights, a line each."""
@@ -73,16 +149,17 @@ class FitResult(eqx.Module):
             f"  steps    {history.num_steps:,} in {self.seconds:.2f} s",
             f"  elbo     {elbo:.2f} ± {error:.2f} (mean of the last tenth of the estimates)",
         ]
-        if self.gradient.names and history.num_steps:
+        if history.num_skipped:
+            lines.append(f"  skipped  {history.num_skipped:,} steps, because they were not finite")
+        if self.gradient.names and history.taken.num_steps:
             lines += self._quiet_lines()
         return "\n".join(lines)
 
     def _quiet_lines(self) -> list[str]:
-        tail = slice(-max(1, self.history.num_steps // 10), None)
-        base, combined = (
-            float(np.mean(values[tail])) for values in (self.history.base_sq_norm, self.history.combined_sq_norm)
-        )
-        weights = self.history.weights[tail].mean(axis=0)
+        taken = self.history.taken
+        tail = slice(-max(1, taken.num_steps // 10), None)
+        base, combined = (float(np.mean(values[tail])) for values in (taken.base_sq_norm, taken.combined_sq_norm))
+        weights = taken.weights[tail].mean(axis=0)
         listed = ", ".join(f"{n} {w:+.2f}" for n, w in zip(self.gradient.names, weights, strict=True))
         lines = [
             f"  gradient squared norm {combined:.3g}, {base / max(combined, 1e-300):.1f} times below the base gradient",

@@ -1,31 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell.fit`: a model and a family in, a fitted posterior out."""
 
-import functools
-import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell.checks import check_count, check_finite, check_key
+from quell.checks import check_key
 from quell.combine import Rule
 from quell.draw import Sampler
 from quell.families import AbstractFamily
-from quell.fitting.loop import LoopState, init_loop, run_loop
-from quell.fitting.progress import progress_bar
+from quell.fitting.callback import Callback
+from quell.fitting.checkpoint import Checkpoint
+from quell.fitting.driver import run_plan
+from quell.fitting.early_stopping import EarlyStopping
+from quell.fitting.plan import FitOptions, split_key
 from quell.fitting.result import FitResult
-from quell.gradient import Gradient, GradientInfo, list_variates
-from quell.history import History
 from quell.models import AbstractModel
-from quell.problem import Problem
 from quell.status import DivergenceError, Status
-from quell.variates import BaseGradient, ControlVariate, default_base, default_variates
-
-DEFAULT_BATCH_SIZE = 100
+from quell.variates import BaseGradient, ControlVariate
 
 
 def fit(
@@ -40,6 +34,11 @@ def fit(
     base: BaseGradient | None = None,
     rule: Rule | None = None,
     params: PyTree | None = None,
+    max_skipped: int = 0,
+    average_from: float | None = None,
+    early_stopping: EarlyStopping | None = None,
+    checkpoint: Checkpoint | None = None,
+    callback: Callback | None = None,
     progress: bool | None = None,
     throw: bool = False,
 ) -> FitResult:
@@ -50,14 +49,26 @@ def fit(
         family: of the approximation.
         key: all randomness of the fit is a function of it.
         variates: control variates; by default the cheap ones that suit the problem, and `()` for none.
-        optimizer: any optax optimiser of the loss `-ELBO / num_data`; by default Adam with a rate that falls
-            from 0.05 to zero on a cosine.
-        steps: how many to take.
+        optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default Adam with a rate
+            that falls from 0.05 to zero on a cosine.
+        steps: how many to take, those of a checkpoint included.
         sampler: replicates and minibatches; by default one replicate with a minibatch of 100, or the full
             data where they are fewer.
         base: the gradient that the variates are added to; by default the one that suits the family.
         rule: how their weights are learned.
         params: to start from; the family's `init` by default.
+        max_skipped: most steps **in a row** that may be skipped because they would make the parameters infinite or NaN.
+            A skipped step changes nothing; the next one has another draw. One too many, and the fit ends as `DIVERGED`:
+            draws that are bad by chance come alone, those of a fit that has gone astray do not. The history counts
+            them. With the default, 0, the first ends the fit, because leaving out draws biases the gradient.
+        average_from: average the parameters over the steps after this fraction of `steps`, for example 0.5 for the
+            second half; the result holds the average. It takes out the noise that a constant learning rate leaves. A
+            fit that ends before that fraction has no average and holds the last parameters.
+        early_stopping: end the fit, as `CONVERGED`, when the ELBO no longer improves.
+        checkpoint: keep the fit in a file, or go on from one.
+        callback: called between chunks of steps, about four times a second, with a `FitProgress`; returning True ends
+            the fit, as `STOPPED`. The clock decides when; what must be the same in every run belongs in
+            `early_stopping`. An exception passes through, after the checkpoint is written.
         progress: show a bar; by default where somebody is watching.
         throw: raise on divergence instead of returning the last finite parameters with a warning.
 
@@ -73,95 +84,113 @@ def fit(
         ('COMPLETED', 20)
     """
     check_key(key)
-    check_count("steps", steps)
-    problem = Problem(model, family)
-    gradient = Gradient(
-        problem=problem,
-        variates=default_variates(problem) if variates is None else list_variates(variates),
-        base=base or default_base(problem),
-        sampler=sampler or _default_sampler(model),
-        rule=rule or Rule(),
+    options = FitOptions(
+        variates=variates,
+        optimizer=optimizer,
+        steps=steps,
+        sampler=sampler,
+        base=base,
+        rule=rule,
+        params=params,
+        max_skipped=max_skipped,
+        average_from=average_from,
+        early_stopping=early_stopping,
+        checkpoint=checkpoint,
+        callback=callback,
+        progress=progress,
     )
-    optimizer = optimizer or _default_optimizer(steps)
-    if not isinstance(optimizer, optax.GradientTransformation):
-        raise TypeError(
-            f"`optimizer` was given as {optimizer!r}. An optax optimiser was needed. "
-            "Write for example `optimizer=optax.adam(0.01)`."
-        )
-    start = init_loop(gradient, optimizer, family.init() if params is None else _checked(params, family))
-    began = time.perf_counter()
-    state, pieces, interrupted = _run(gradient, optimizer, key, start, steps, progress)
-    status = _status(state, interrupted=interrupted)
-    result = FitResult(
-        params=state.params,
-        gradient=gradient,
-        state=state.gradient,
-        history=History.join(pieces, len(gradient.variates)),
-        status=status,
-        seconds=time.perf_counter() - began,
-    )
-    if status is Status.DIVERGED:
-        message = f"The fit stopped after {result.history.num_steps} of {steps} steps. {status.value}"
-        if throw:
-            raise DivergenceError(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-    return result
+    results = run_plan(options.plan(model, family, key))
+    _report_divergence(results, steps=steps, throw=throw)
+    return results[0]
 
 
-def _run(
-    gradient: Gradient,
-    optimizer: optax.GradientTransformation,
+def fit_many(
+    model: AbstractModel,
+    family: AbstractFamily,
+    *,
+    num_fits: int,
     key: Key[Array, ""],
-    state: LoopState,
-    steps: int,
-    progress: bool | None,
-) -> tuple[LoopState, list[GradientInfo], bool]:
-    """Run the loop and keep what each chunk returned, so that an interruption loses only the last one."""
-    pieces: list[GradientInfo] = []
-    interrupted = False
-    with progress_bar(steps, show=progress) as report:
+    variates: Iterable[ControlVariate] | None = None,
+    optimizer: optax.GradientTransformation | None = None,
+    steps: int = 2000,
+    sampler: Sampler | None = None,
+    base: BaseGradient | None = None,
+    rule: Rule | None = None,
+    params: PyTree | None = None,
+    max_skipped: int = 0,
+    average_from: float | None = None,
+    early_stopping: EarlyStopping | None = None,
+    checkpoint: Checkpoint | None = None,
+    callback: Callback | None = None,
+    progress: bool | None = None,
+    throw: bool = False,
+) -> tuple[FitResult, ...]:
+    """Several independent fits side by side, in one compiled program.
 
-        def after_chunk(now: LoopState, infos: GradientInfo) -> None:
-            nonlocal state
-            state = now
-            pieces.append(infos)
-            if infos.elbo.size:
-                report(int(now.step), float(infos.elbo.mean()))
+    Fit `k` is `fit` with `jax.random.split(key, num_fits)[k]`, to rounding. One that diverges, converges or is stopped
+    waits for the others. Options are those of `fit`; all fits share one checkpoint, and the callback is called for each
+    fit that is going, and ends that one alone.
 
-        try:
-            run_loop(gradient, optimizer, key, state, num_steps=steps, after_chunk=after_chunk)
-        except KeyboardInterrupt:
-            interrupted = True
-    return state, pieces, interrupted
+    Args:
+        model: as for `fit`.
+        family: as for `fit`.
+        num_fits: how many.
+        key: split into one for each fit.
+        variates: as for `fit`.
+        optimizer: as for `fit`.
+        steps: of each fit.
+        sampler: as for `fit`.
+        base: as for `fit`.
+        rule: as for `fit`.
+        params: to start all of them from.
+        max_skipped: as for `fit`; each fit counts its own.
+        average_from: as for `fit`.
+        early_stopping: as for `fit`; each fit is judged alone.
+        checkpoint: one file for all of them.
+        callback: as for `fit`; `FitProgress.fit` tells which.
+        progress: as for `fit`.
+        throw: raise, when all have ended, if one has diverged.
+
+    Returns:
+        One result a fit. The seconds of each are those of all together.
+
+    Example:
+        >>> import jax, quell
+        >>> model = quell.logistic_regression([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]], [0, 1, 1])
+        >>> family = quell.MeanField(2)
+        >>> results = quell.fit_many(model, family, variates=(), num_fits=3, steps=50, key=jax.random.key(0))
+        >>> [result.history.num_steps for result in results]
+        [50, 50, 50]
+    """
+    options = FitOptions(
+        variates=variates,
+        optimizer=optimizer,
+        steps=steps,
+        sampler=sampler,
+        base=base,
+        rule=rule,
+        params=params,
+        max_skipped=max_skipped,
+        average_from=average_from,
+        early_stopping=early_stopping,
+        checkpoint=checkpoint,
+        callback=callback,
+        progress=progress,
+    )
+    results = run_plan(options.plan(model, family, split_key(key, num_fits)))
+    _report_divergence(results, steps=steps, throw=throw)
+    return tuple(results)
 
 
-@functools.cache
-def _default_optimizer(steps: int) -> optax.GradientTransformation:
-    """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(optax.cosine_decay_schedule(0.05, steps))
-
-
-def _checked(params: PyTree, family: AbstractFamily) -> PyTree:
-    """Refuse parameters to start from that are not finite numbers in the family's shape."""
-    needed = jax.eval_shape(lambda: family.init())
-    same = jax.tree.structure(needed) == jax.tree.structure(params)
-    if not (same and jax.tree.map(jnp.shape, needed) == jax.tree.map(jnp.shape, params)):
-        given = jax.tree.map(jnp.shape, params)
-        raise ValueError(
-            f"`params` were given with shapes {given}. {family} needed {jax.tree.map(jnp.shape, needed)}. "
-            "Write for example `params=family.init()` or `params=result.params` of a fit with the same family."
-        )
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf, float)), params)
-    for leaf in jax.tree.leaves(arrays):
-        check_finite("params", leaf)
-    return arrays
-
-
-def _default_sampler(model: AbstractModel) -> Sampler:
-    return Sampler(batch_size=DEFAULT_BATCH_SIZE if model.num_data > DEFAULT_BATCH_SIZE else None)
-
-
-def _status(state: LoopState, *, interrupted: bool) -> Status:
-    if interrupted:
-        return Status.INTERRUPTED
-    return Status.COMPLETED if bool(jax.device_get(state.is_finite)) else Status.DIVERGED
+def _report_divergence(results: Sequence[FitResult], *, steps: int, throw: bool) -> None:
+    """Warn or raise if a fit has diverged; of several, say which."""
+    lost = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
+    if not lost:
+        return
+    which = (
+        "The fit" if len(results) == 1 else f"{len(lost)} of {len(results)} fits diverged; the first, number {lost[0]},"
+    )
+    message = f"{which} stopped after {results[lost[0]].history.num_steps} of {steps} steps. {Status.DIVERGED.value}"
+    if throw:
+        raise DivergenceError(message)
+    warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole reproduction on one page that needs nothing beside itself."""
 
-import base64
 import dataclasses
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from quell.atomic import write_atomically
+from quell.diagnostics.looks import STYLE, data_uri
 from quell.paper.figure1 import Figure1
 from quell.paper.figure4 import Panel
 from quell.paper.plots import picture_files
@@ -63,7 +63,7 @@ def _page(contents: Contents, folder: Path) -> str:
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="data:,">
 <title>The paper, reproduced by quell</title>
-<style>{_STYLE}</style>
+<style>{STYLE}{_STYLE}</style>
 </head>
 <body>
 <main>
@@ -203,7 +203,7 @@ def _number(value: float) -> str:
 
 
 def _picture(folder: Path, name: str, description: str) -> str:
-    uris = {variant: _data_uri(path) for variant, path in picture_files(folder / f"{name}.png").items()}
+    uris = {variant: data_uri(path.read_bytes()) for variant, path in picture_files(folder / f"{name}.png").items()}
     conditions = {
         ("tall", "dark"): "(max-width: 700px) and (prefers-color-scheme: dark)",
         ("tall", "light"): "(max-width: 700px)",
@@ -214,41 +214,8 @@ def _picture(folder: Path, name: str, description: str) -> str:
     return f"<figure><picture>{''.join(sources)}{image}</picture></figure>"
 
 
-def _data_uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
 _STYLE = """
-:root{--ground:#fff;--ink:#1a1a1a;--soft:#5c6066;--line:#d9dce1;--card:#f6f7f9;--bar:#d55e00;--tick:#1a1a1a;
---holds:#00694b;--fails:#a8320a;--open:#6b5200;font-family:system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
-line-height:1.5}
-@media(prefers-color-scheme:dark){:root{--ground:#16181d;--ink:#e8e8e8;--soft:#a6abb3;--line:#353a43;--card:#1e2128;
---tick:#fff;--holds:#5fd3ac;--fails:#ff9c74;--open:#ecc94b}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--ground);color:var(--ink)}
-main{max-width:1180px;margin:0 auto;padding:16px}
-h1{font-size:1.7rem;margin:.4em 0}
-h2{font-size:1.25rem;margin:2em 0 .4em;border-bottom:1px solid var(--line)}
-h3{font-size:1.05rem;margin:0}
-p{max-width:75ch}
-small,.card p,footer{color:var(--soft);font-size:.85rem}
 .note{border-left:4px solid var(--open);padding-left:10px}
-figure{margin:12px 0}
-img{display:block;width:100%;height:auto}
-.verdicts{list-style:none;padding:0}
-.verdicts li{padding:8px 0;border-bottom:1px solid var(--line);overflow-wrap:anywhere}
-.verdicts small{display:block}
-.chip{display:inline-block;min-width:7.2em;text-align:center;border:1px solid;border-radius:99px;padding:0 8px;
-font-size:.85rem;font-weight:600}
-.holds{color:var(--holds)}.fails{color:var(--fails)}.open{color:var(--open)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,340px),1fr));gap:14px}
-.card{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:12px}
-.card p{margin:.2em 0 .6em}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.92rem}
-th,td{text-align:right;padding:3px 6px;white-space:nowrap}
-th[scope=row]{text-align:left}
-thead th{color:var(--soft);font-weight:500}
-td span{color:var(--soft);font-size:.85em}
 .wide{width:40%}
 .bar{position:relative;height:10px;background:var(--line);border-radius:3px;min-width:60px}
 .bar b{position:absolute;left:0;top:0;bottom:0;background:var(--bar);border-radius:3px}

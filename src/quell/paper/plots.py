@@ -2,13 +2,13 @@
 """Figures of the reproduction, each on a light and on a dark ground; the only file of `quell.paper` that draws."""
 
 import functools
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from quell.diagnostics.looks import GROUNDS, on_ground, png_bytes
 from quell.paper.figure1 import Figure1
 from quell.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
 from quell.paper.protocol import V0
@@ -27,9 +27,6 @@ STYLE: dict[str, dict[str, Any]] = {
     "c5": {"color": "#3D8FD1", "linestyle": ":"},
     "c7": {"color": "#CC79A7", "linestyle": ":"},
 }
-GROUNDS = {"light": ("#ffffff", "#1a1a1a"), "dark": ("#16181d", "#e8e8e8")}
-"""Colours of ground and text."""
-
 _REFERENCE = "#888888"
 _SHADES = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
 
@@ -39,27 +36,13 @@ def _in_all_variants(draw: Callable[[Content, bool], Any]) -> Callable[[Content,
 
     @functools.wraps(draw)
     def save(content: Content, path: Path) -> None:
-        import matplotlib
-
-        inked = ("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color")
         for (shape, ground), file in picture_files(path).items():
             file.parent.mkdir(exist_ok=True)
-            back, ink = GROUNDS[ground]
-            settings: dict[Any, Any] = {"figure.facecolor": back, "axes.facecolor": back, "legend.framealpha": 0.0}
-            with matplotlib.rc_context({**settings, **dict.fromkeys(inked, ink)}):
-                _save(draw(content, shape == "tall"), file, dpi=130 if shape == "wide" else 100)
+            with on_ground(ground):
+                png = png_bytes(draw(content, shape == "tall"), dpi=130 if shape == "wide" else 100)
+            file.write_bytes(png)
 
     return save
-
-
-def _save(figure: Any, path: Path, *, dpi: int) -> None:
-    """As a PNG with a palette, which is a quarter of the size."""
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=dpi)
-    with Image.open(buffer) as image:
-        image.convert("RGB").quantize(128).save(path, optimize=True)
 
 
 def picture_files(path: Path) -> dict[tuple[str, str], Path]:

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over all data in bounded memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
+"""A function of some rows and of which of them count; what it returns is summed."""
+
+
+def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
+    """Sum a function over all data, `at_once` rows at a time.
+
+    The last chunk begins so early that it is full, and its rows that were seen before do not count. So nothing is
+    padded, and one compiled body serves all chunks.
+
+    Args:
+        function: of (rows, counts); a sum over those rows that count.
+        data: a tree of arrays that share their leading axis.
+        at_once: rows in memory at a time, with whatever the function makes of them.
+    """
+    num = jax.tree.leaves(data)[0].shape[0]
+    size = min(num, max(1, at_once))
+    if size == num:
+        return function(data, jnp.ones(num, bool))
+
+    def chunk(start: Array) -> Any:
+        first = jnp.minimum(start, num - size)
+        rows = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), data)
+        return function(rows, first + jnp.arange(size) >= start)
+
+    def add(total: Any, start: Array) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, chunk(start)), None
+
+    starts = jnp.arange(0, num, size)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(chunk, starts[0]))
+    return jax.lax.scan(add, zeros, starts)[0]

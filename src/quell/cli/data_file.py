@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays by name from a file of the user's: `.npz`, or `.csv` with a header."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+
+def read_data(path: Path) -> dict[str, np.ndarray]:
+    """Read a data file; whatever is missing or not a number is an error that names its place.
+
+    Args:
+        path: an `.npz` archive of arrays, or a `.csv` whose first line names its columns.
+    """
+    readers = {".npz": _read_npz, ".csv": _read_csv}
+    if path.suffix not in readers or not path.is_file():
+        problem = "was not found" if path.suffix in readers else "is of a kind that is not known"
+        raise ValueError(
+            f"The data file {str(path)!r} {problem}. An `.npz` of arrays, or a `.csv` with a header, was needed. "
+            "Write one with `numpy.savez('data.npz', x=x, y=y)`."
+        )
+    return readers[path.suffix](path)
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} could not be read ({error}). An archive of plain arrays was needed. "
+            "Write it with `numpy.savez('data.npz', x=x, y=y)`."
+        ) from error
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf":
+            raise ValueError(
+                f"The array {name!r} of {path} has dtype {array.dtype}. Numbers were needed. "
+                "Turn categories into numbers first, for example with `numpy.unique(values, return_inverse=True)`."
+            )
+        bad = ~np.isfinite(array)
+        if bad.any():
+            place = np.argwhere(np.atleast_1d(bad))[0].tolist()
+            raise _missing(path, f"array {name!r}", f"at {place}", str(np.atleast_1d(array)[tuple(place)]))
+    return arrays
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        header, *rows = list(csv.reader(file)) or [[]]
+    header = [name.strip() for name in header]
+    rows = [row for row in rows if row]
+    if not rows or not all(header) or len(set(header)) < len(header):
+        raise ValueError(
+            f"{path} has the header {header} and {len(rows)} rows. A first line with a different name for each column, "
+            "and rows below it, were needed. Write for example `x,y` as its first line."
+        )
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise ValueError(
+                f"Row {number} of {path} has {len(row)} cells for {len(header)} columns. As many were needed. "
+                "Put quotes around cells that hold a comma."
+            )
+    columns = zip(*rows, strict=True)
+    return {name: _numbers(path, name, column) for name, column in zip(header, columns, strict=True)}
+
+
+def _numbers(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
+    """A column as whole numbers where all cells are, else as floating point."""
+    for kind in (np.int64, np.float64):
+        try:
+            values = np.array(cells, dtype=kind)
+        except (ValueError, OverflowError):
+            continue
+        if np.isfinite(values).all():
+            return values
+        row = int(np.argmin(np.isfinite(values)))
+        raise _missing(path, f"column {name!r}", f"in row {row + 1}", cells[row])
+    row, cell = next((row, cell) for row, cell in enumerate(cells, 1) if not _is_number(cell))
+    if not cell.strip():
+        raise _missing(path, f"column {name!r}", f"in row {row}", "an empty cell")
+    raise ValueError(
+        f"The column {name!r} of {path} has {cell!r} in row {row}. Numbers were needed. "
+        "Turn categories into numbers first, one number for each."
+    )
+
+
+def _missing(path: Path, what: str, where: str, value: str) -> ValueError:
+    return ValueError(
+        f"The {what} of {path} has {value} {where}. Finite numbers were needed. "
+        "Drop or fill in the rows with missing values first."
+    )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

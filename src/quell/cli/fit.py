@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quell fit`: a model from a file, data from a file, and a folder with what came out."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+import quell
+from quell.cli.common import Seed, bad_parameters, output_console
+from quell.cli.fit_folder import FitFolder
+from quell.cli.fit_settings import FAMILIES, FitSettings
+from quell.fitting import FitResult
+from quell.fitting.driver import run_plan
+from quell.status import Status
+
+
+def fit(
+    model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py where it holds one model.")],
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint, the draws and the report.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Arrays for a MODEL that is a function: .npz, or .csv with a header.")
+    ] = None,
+    family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
+    steps: Annotated[int, typer.Option(help="How many to take.")] = 2000,
+    seed: Seed = 0,
+    learning_rate: Annotated[float | None, typer.Option(help="Adam's, at the start; it falls to zero.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Data in a minibatch; 100 by default.")] = None,
+    variates: Annotated[str, typer.Option(help="default, none, S4 to S7, or some of c1 to c7.")] = "default",
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Steps between two checkpoints; a minute by default.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in the folder.")] = False,
+) -> None:
+    """Fit a model: MODEL is a quell model, a function of the data that makes one, or a NumPyro model."""
+    folder = FitFolder(out)
+    with bad_parameters():
+        settings = FitSettings(
+            model=model,
+            data=None if data is None else str(data),
+            family=family,
+            steps=steps,
+            seed=seed,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            variates=variates,
+        ).resolved()
+        _check_folder(folder, settings, resume=resume)
+        checkpoint = quell.Checkpoint(folder.checkpoint, every_steps=checkpoint_every, resume=resume)
+        plan = settings.plan(checkpoint=checkpoint)
+        folder.begin(settings)
+        result = run_plan(plan)[0]
+    if result.status is Status.INTERRUPTED:
+        text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on: {settings.command(out)}"
+        Console(stderr=True).print(escape(text), soft_wrap=True)
+        raise typer.Exit(code=130)
+    folder.write_outputs(result, seed=seed)
+    print_outcome(folder, result)
+
+
+def print_outcome(folder: FitFolder, result: FitResult) -> None:
+    """Show the result and where it lies; a fit that has diverged is a failure."""
+    output_console().print(
+        escape(f"{result!r}\nWritten to {folder.path}: {folder.report.name} shows it."), soft_wrap=True
+    )
+    if result.status is Status.DIVERGED:
+        text = f"The fit diverged after {result.history.num_steps} steps. {result.status.value}"
+        Console(stderr=True).print(escape(text), soft_wrap=True)
+        raise typer.Exit(code=1)
+
+
+def _check_folder(folder: FitFolder, settings: FitSettings, *, resume: bool) -> None:
+    """Refuse to overwrite a fit, or to go on with another one."""
+    if not folder.holds_fit:
+        return
+    if not resume:
+        raise ValueError(
+            f"{folder.path} holds a fit already. A new folder, or the wish to go on, was needed. "
+            "Type the same with `--resume` to go on, or another `--out`."
+        )
+    found = settings.differences(folder.read_settings())
+    if found:
+        raise ValueError(
+            f"{folder.path} holds a fit with other settings: {', '.join(found)}. The same were needed to go on. "
+            "Type them as they were, or another `--out`."
+        )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `quell fit` leaves in its folder."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import quell
+from quell.atomic import write_atomically
+from quell.cli.fit_settings import FitSettings
+from quell.diagnostics.blocks import named_leaves
+from quell.fitting import FitResult
+from quell.fitting.checkpoint_file import archive_bytes
+
+_DRAWS = 1000
+
+
+class FitFolder:
+    """A folder with one fit: its settings, its checkpoint, and what came out.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read or written yet."""
+        self.path = path
+        self.settings, self.checkpoint = path / "settings.json", path / "checkpoint.quell"
+        self.result, self.posterior, self.report = path / "result.json", path / "posterior.npz", path / "report.html"
+
+    @property
+    def holds_fit(self) -> bool:
+        """Whether a fit was begun here."""
+        return self.settings.exists() or self.checkpoint.exists()
+
+    def read_settings(self) -> FitSettings:
+        """What the fit was asked for."""
+        try:
+            return FitSettings(**json.loads(self.settings.read_text(encoding="utf-8"))["options"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{self.path} holds no fit that can be read ({self.settings.name}: {error}). "
+                "A folder that `quell fit` wrote was needed. Type for example `quell fit model.py --out fit`."
+            ) from error
+
+    def begin(self, settings: FitSettings) -> None:
+        """Make the folder, and write what is asked for."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._write_json(self.settings, {"quell": quell.__version__, "options": settings.as_json()})
+        except OSError as error:
+            raise ValueError(
+                f"`--out` was given as {self.path}, where nothing can be written ({error.strerror}). A folder was "
+                "needed. Type for example `--out fit`."
+            ) from None
+
+    def write_outputs(self, result: FitResult, *, seed: int) -> None:
+        """Write summary, draws and report; the same fit and seed give the same draws."""
+        elbo_key, draw_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31 - 1))
+        elbo = result.elbo(elbo_key)
+        summary = {
+            "status": result.status.name.lower(),
+            "advice": result.status.value,
+            "elbo": _finite(elbo.value),
+            "elbo_standard_error": _finite(elbo.standard_error),
+            "steps": result.history.num_steps,
+            "skipped": result.history.num_skipped,
+            "seconds": result.seconds,
+            "parameters": {
+                name: {"mean": _finite(row["mean"]), "sd": _finite(row["std"])}
+                for name, row in result.summary(draw_key, _DRAWS).as_dict().items()
+            },
+        }
+        draws = {name: np.asarray(leaf) for name, leaf in named_leaves(result.sample(draw_key, _DRAWS)).items()}
+        self._write_json(self.result, summary)
+        write_atomically(self.posterior, lambda file: file.write(archive_bytes(draws)))
+        result.report(self.report)
+
+    def _write_json(self, path: Path, content: Any) -> None:
+        text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else None

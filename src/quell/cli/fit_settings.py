@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `quell fit` was asked for: enough to do it again."""
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jax
+import optax
+
+import quell
+from quell.checks import check_count, check_name, check_positive
+from quell.cli.data_file import read_data
+from quell.cli.model_file import load_model, split_target
+from quell.families import AbstractFamily
+from quell.fitting.plan import FitOptions, FitPlan
+from quell.paper.ensembles import SUBSETS
+from quell.variates import VARIATES, ControlVariate
+
+FAMILIES = ("meanfield", "fullrank", "lowrank")
+_MOST_RANK = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class FitSettings:
+    """The options of `quell fit` that decide what is fitted.
+
+    Attributes:
+        model: `FILE.py` or `FILE.py:NAME`.
+        data: path of a data file.
+        family: one of `FAMILIES`.
+        steps: how many.
+        seed: of all draws.
+        learning_rate: that Adam starts from, to fall to zero on a cosine; `None` for the default.
+        batch_size: data in a minibatch; `None` for the default.
+        variates: `default`, `none`, a subset of the paper, or names separated by commas.
+    """
+
+    model: str
+    data: str | None = None
+    family: str = "fullrank"
+    steps: int = 2000
+    seed: int = 0
+    learning_rate: float | None = None
+    batch_size: int | None = None
+    variates: str = "default"
+
+    def __post_init__(self) -> None:
+        """Refuse what can be seen to be wrong before anything is read."""
+        check_name("family", self.family, FAMILIES)
+        check_count("steps", self.steps)
+        if self.learning_rate is not None:
+            check_positive("learning_rate", self.learning_rate)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        self.chosen_variates()
+
+    def resolved(self) -> "FitSettings":
+        """The same with absolute paths, which mean the same from everywhere."""
+        file, name = split_target(self.model)
+        model = str(file.resolve()) + (f":{name}" if name else "")
+        data = None if self.data is None else str(Path(self.data).resolve())
+        return dataclasses.replace(self, model=model, data=data)
+
+    def chosen_variates(self) -> tuple[ControlVariate, ...] | None:
+        """The variates; `None` for the default ones."""
+        if self.variates == "default":
+            return None
+        names = [name.strip() for name in self.variates.split(",")]
+        for name in names:
+            check_name("ensemble", name, ["default", *SUBSETS, *VARIATES])
+        return quell.paper.variates(names[0] if len(names) == 1 else names)
+
+    def plan(self, *, checkpoint: quell.Checkpoint) -> FitPlan:
+        """Read model and data, and plan the fit."""
+        model = load_model(self.model, None if self.data is None else read_data(Path(self.data)))
+        rate = self.learning_rate
+        options = FitOptions(
+            variates=self.chosen_variates(),
+            optimizer=None if rate is None else optax.adam(optax.cosine_decay_schedule(rate, self.steps)),
+            steps=self.steps,
+            sampler=None if self.batch_size is None else quell.Sampler(batch_size=self.batch_size),
+            checkpoint=checkpoint,
+        )
+        try:
+            return options.plan(model, self._family(model.dim), jax.random.key(self.seed))
+        except ValueError:
+            raise
+        except Exception as error:  # whatever the user's functions raise
+            first = str(error).strip().split("\n")[0]
+            raise ValueError(
+                f"{self.model} cannot be fitted ({type(error).__name__}: {first}). A model that can be evaluated was "
+                "needed. Call `quell.check_model(model)` in Python to see where it stops."
+            ) from error
+
+    def differences(self, other: "FitSettings") -> list[str]:
+        """Options in which another fit differs, in words."""
+        mine, theirs = self.as_json(), other.as_json()
+        return [f"--{name.replace('_', '-')} ({theirs[name]} there)" for name in mine if mine[name] != theirs[name]]
+
+    def as_json(self) -> dict[str, Any]:
+        """All of them by name."""
+        return dataclasses.asdict(self)
+
+    def command(self, out: Path) -> str:
+        """What to type to go on."""
+        default = FitSettings(model="")
+        words = ["quell", "fit", self.model]
+        for name, value in self.as_json().items():
+            if name != "model" and value != getattr(default, name):
+                words += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join([*words, "--out", str(out), "--resume"])
+
+    def _family(self, dim: int) -> AbstractFamily:
+        if self.family == "lowrank":
+            return quell.LowRank(dim, rank=min(_MOST_RANK, dim))
+        return quell.MeanField(dim) if self.family == "meanfield" else quell.FullRank(dim)

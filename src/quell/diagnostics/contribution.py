@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each variate is good for, and what it costs."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from quell.diagnostics.covariance import Covariances as BlockCovariances
+from quell.diagnostics.covariance import step_covariances
+from quell.diagnostics.ensembles import Covariances, best_weights, held_out_variances, least_useful_first
+from quell.diagnostics.estimate import Estimate, mean_of, ratio_of
+from quell.diagnostics.noise import variance_with, weights_in_use
+from quell.diagnostics.step_time import step_times
+from quell.gradient import Gradient, GradientState
+
+TOLERANCE = 0.02
+"""Variates are dispensable where the variance grows by no more than this part without all of them."""
+
+_DISPENSABLE, _ALL = "without the dispensable ones", "without any"
+
+
+@dataclasses.dataclass(frozen=True)
+class Contribution:
+    """One variate's part.
+
+    Attributes:
+        name: of the variate.
+        weight: in use.
+        best_weight: for the draws at hand, all variates together.
+        alone: share of the base gradient's variance that it removes by itself, at its best weight.
+        share: share of the base gradient's variance that only it removes: what comes back without it.
+        growth: how many times larger the variance is without it, the others at their best weights.
+        cost: share of a step's time that is saved without it; NaN where it was not measured.
+    """
+
+    name: str
+    weight: float
+    best_weight: float
+    alone: Estimate
+    share: Estimate
+    growth: Estimate
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispensable:
+    """Variates that together do next to nothing.
+
+    Attributes:
+        names: of the variates.
+        growth: how many times larger the variance is without all of them.
+        share: share of the base gradient's variance that comes back without all of them.
+        cost: share of a step's time that is saved without all of them; NaN where it was not measured.
+    """
+
+    names: tuple[str, ...]
+    growth: Estimate
+    share: Estimate
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Contributions:
+    """What the variates are good for at one point of a fit.
+
+    Attributes:
+        variates: one entry each, in the order of the gradient.
+        base: variance of the base gradient of one step, for the loss `-ELBO / num_data`.
+        combined: the same with the variates at the weights in use.
+        best: the same at the best weights, judged on draws that did not make them.
+        dispensable: variates whose absence would not be noticed.
+        step_seconds: time of one gradient with all variates; NaN where it was not measured.
+        cost: share of that time that all variates take together; NaN where it was not measured.
+    """
+
+    variates: tuple[Contribution, ...]
+    base: Estimate
+    combined: Estimate
+    best: Estimate
+    dispensable: Dispensable
+    step_seconds: float
+    cost: float
+
+    def __repr__(self) -> str:
+        """A line for each variate."""
+        width = max((len(variate.name) for variate in self.variates), default=0)
+        lines = [
+            f"  {v.name:<{width}}  weight {v.weight:+.2f}, alone removes {v.alone.value:.1%}, without it the variance "
+            f"grows {v.growth.value:.3g} times" + ("" if math.isnan(v.cost) else f", cost {v.cost:.0%}")
+            for v in self.variates
+        ]
+        variances = f"variance {self.base.value:.3g} -> {self.combined.value:.3g}, at best {self.best.value:.3g}"
+        return "\n".join([f"Contributions({variances})", *lines])
+
+
+def contributions(
+    key: Key[Array, ""],
+    gradient: Gradient,
+    params: PyTree,
+    state: GradientState,
+    *,
+    num: int = 1000,
+    budget: float = math.inf,
+) -> Contributions:
+    r"""Weight, share of the variance removed, leave-one-out loss and cost of each variate.
+
+    Variances come from fresh draws; weights that are called best are made from nine tenths of them and judged on the
+    rest, ten times over. Costs are measured: compiled steps with all variates against steps without each one, in
+    alternation.
+
+    Args:
+        key: for the draws.
+        gradient: problem, variates and sampler.
+        params: where to measure: `result.params`, or those of a step on the way.
+        state: that belongs to them: `result.state`.
+        num: steps to draw for the variances, at least 20.
+        budget: seconds for compiling steps without some of the variates, the least useful ones first; costs that were
+            not reached are NaN. 0 measures none.
+
+    Returns:
+        One entry for each variate, and what they do together.
+
+    Bias: that of ratios of averages.
+    Cost: `num` steps with one pull-back for each variate; for the costs one compilation a variate.
+    """
+    noise_key, time_key = jax.random.split(key)
+    covariances = step_covariances(noise_key, gradient, params, state, num=num)
+    return contributions_from(time_key, covariances, gradient, params, state, budget=budget)
+
+
+def contributions_from(
+    key: Key[Array, ""],
+    blocks: BlockCovariances,
+    gradient: Gradient,
+    params: PyTree,
+    state: GradientState,
+    *,
+    budget: float,
+) -> Contributions:
+    """The contributions from covariances that were drawn already; only costs are still to be measured."""
+    covariances = blocks.sum(axis=1)
+    weights = weights_in_use(gradient, state)
+    order = least_useful_first(covariances.mean(axis=0))
+    dropped, dispensable = _dispensable(covariances, order, gradient.names)
+    costs, seconds = {}, math.nan
+    if budget > 0 and gradient.variates:
+        everyone = range(len(gradient.names))
+        parts = {_DISPENSABLE: [k for k in everyone if k not in dropped]} if dropped else {}
+        parts |= {_ALL: []}
+        parts |= {gradient.names[k]: [j for j in everyone if j != k] for k in order}
+        times = step_times(key, gradient, params, state, parts=parts, budget=budget)
+        costs, seconds = {name: 1.0 - ratio for name, ratio in times.relative.items()}, times.seconds
+    return Contributions(
+        variates=_contributions(covariances, weights, gradient.names, costs),
+        base=mean_of(covariances[:, 0, 0]),
+        combined=mean_of(variance_with(covariances, weights)),
+        best=mean_of(held_out_variances(covariances, np.ones((1, weights.size), bool))[0]),
+        dispensable=dataclasses.replace(dispensable, cost=costs.get(_DISPENSABLE, math.nan)),
+        step_seconds=seconds,
+        cost=costs.get(_ALL, math.nan),
+    )
+
+
+def _contributions(
+    covariances: Covariances, weights: np.ndarray, names: tuple[str, ...], costs: dict[str, float]
+) -> tuple[Contribution, ...]:
+    one = np.eye(weights.size, dtype=bool)
+    best = best_weights(covariances.mean(axis=0), np.ones(weights.size, bool))
+    base, full = covariances[:, 0, 0], held_out_variances(covariances, np.ones((1, weights.size), bool))[0]
+    alone, without = held_out_variances(covariances, one), held_out_variances(covariances, ~one)
+    return tuple(
+        Contribution(
+            name=name,
+            weight=float(weights[k]),
+            best_weight=float(best[k]),
+            alone=ratio_of(base - alone[k], base),
+            share=ratio_of(without[k] - full, base),
+            growth=ratio_of(without[k], full),
+            cost=costs.get(name, math.nan),
+        )
+        for k, name in enumerate(names)
+    )
+
+
+def _dispensable(covariances: Covariances, order: list[int], names: tuple[str, ...]) -> tuple[list[int], Dispensable]:
+    """The longest beginning of the order whose absence leaves the variance as it is."""
+    masks = np.ones((len(order) + 1, len(order)), bool)
+    for row, k in enumerate(order):
+        masks[row + 1 :, k] = False
+    left = held_out_variances(covariances, masks)
+    growths = [ratio_of(without, left[0]) for without in left]
+    number = max(row for row, growth in enumerate(growths) if row == 0 or growth.value <= 1.0 + TOLERANCE)
+    dropped = order[:number]
+    share = ratio_of(left[number] - left[0], covariances[:, 0, 0])
+    return dropped, Dispensable(tuple(names[k] for k in sorted(dropped)), growths[number], share, math.nan)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Covariances of the base gradient and the variates, from fresh draws at one point of a fit."""
+
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell.checks import check_count, check_key
+from quell.compilation import quick_jit
+from quell.diagnostics.blocks import vectors_by_block
+from quell.evaluation import Evaluation
+from quell.gradient import Gradient, GradientState
+
+NUM_GROUPS = 10
+"""Groups of draws, whose differences give the standard errors."""
+
+LEAST_DRAWS = 2 * NUM_GROUPS
+"""Two draws a group are the fewest that have a covariance."""
+
+_CHUNK = 20
+_LARGEST_CHUNK = 2**24
+
+Covariances = Float[np.ndarray, "group block joint joint"]
+
+
+def step_covariances(
+    key: Key[Array, ""], gradient: Gradient, params: PyTree, state: GradientState, *, num: int
+) -> Covariances:
+    r"""Covariances of what a step draws: the base gradient first, then each variate, summed over each block.
+
+    Args:
+        key: for the draws.
+        gradient: problem, variates and sampler.
+        params: where to measure.
+        state: of the gradient; it must not have seen these draws.
+        num: steps to draw, at least 20.
+
+    Returns:
+        For each of ten groups of draws and each block of parameters, the matrix of
+        \(\sum_i \mathrm{Cov}(c_{ki}, c_{li})\) over the block's coordinates \(i\), for the gradient of the ELBO a
+        datum. A variate counts as zero where it is not finite, as in a fit.
+
+    Bias: none.
+    Cost: `num` steps, with one pull-back for each variate; the memory of up to twenty dense gradients a variate.
+    """
+    check_key(key)
+    check_count("num", num, least=LEAST_DRAWS)
+    size = _chunk_size(gradient, params, num)
+    num_chunks = math.ceil(num / NUM_GROUPS / size)
+    chunks = [_chunk(gradient, one, params, state, size) for one in jax.random.split(key, NUM_GROUPS * num_chunks)]
+    found = np.stack(jax.device_get(chunks)).astype(np.float64)
+    return found.reshape(NUM_GROUPS, num_chunks, *found.shape[1:]).mean(axis=1)
+
+
+def affordable_draws(
+    key: Key[Array, ""], gradient: Gradient, params: PyTree, state: GradientState, *, seconds: float, most: int
+) -> int:
+    """How many steps can be drawn within a time, once the program is compiled."""
+    size = _chunk_size(gradient, params, most)
+    jax.block_until_ready(_chunk(gradient, key, params, state, size))
+    began = time.perf_counter()
+    jax.block_until_ready(_chunk(gradient, key, params, state, size))
+    rounds = seconds / max(time.perf_counter() - began, 1e-6) / NUM_GROUPS
+    return min(most, max(1, int(rounds)) * size * NUM_GROUPS)
+
+
+def _chunk_size(gradient: Gradient, params: PyTree, num: int) -> int:
+    """Draws that are centred together; a larger chunk wastes fewer of them on the mean but needs more memory."""
+    numbers = (len(gradient.variates) + 1) * sum(leaf.size for leaf in jax.tree.leaves(params))
+    return max(2, min(num // NUM_GROUPS, _CHUNK, _LARGEST_CHUNK // numbers))
+
+
+@quick_jit
+def _chunk(
+    gradient: Gradient, key: Key[Array, ""], params: PyTree, state: GradientState, size: int
+) -> Float[Array, "block joint joint"]:
+    dtype = jnp.result_type(*jax.tree.leaves(params))
+    model, family = gradient.problem.model, gradient.problem.family
+
+    def draw(one: Key[Array, ""]) -> tuple[Float[Array, "joint _"], ...]:
+        evaluation = Evaluation(gradient.problem, params, gradient.sampler.draw(one, family, model.num_data, dtype))
+        rows = [vectors_by_block(evaluation.particles.pullback(s)) for s in gradient.samples(evaluation, state)]
+        rows = [rows[0], *(_zero_unless_finite(row) for row in rows[1:])]
+        return tuple(jnp.stack([row[name] for row in rows]) for name in rows[0])
+
+    blocks = jax.lax.map(draw, jax.random.split(key, size))
+    return jnp.stack([_covariance(block) for block in blocks]) / model.num_data**2
+
+
+def _zero_unless_finite(row: dict[str, Float[Array, "_"]]) -> dict[str, Float[Array, "_"]]:
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(vector)) for vector in row.values()]))
+    return {name: jnp.where(finite, vector, 0.0) for name, vector in row.items()}
+
+
+def _covariance(rows: Float[Array, "draw joint coordinate"]) -> Float[Array, "joint joint"]:
+    centred = rows - jnp.mean(rows, axis=0)
+    flat = jnp.moveaxis(centred, 1, 0).reshape(rows.shape[1], -1)
+    return flat @ flat.T / (rows.shape[0] - 1)

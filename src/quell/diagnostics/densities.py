@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Samples of the fitted distribution with their densities under p and q, over all data in bounded memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from quell.checks import check_count, check_key
+from quell.compilation import quick_jit
+from quell.families import AbstractFamily
+from quell.models import AbstractModel
+from quell.problem import Problem
+
+DATA_CHUNK = 2**13
+"""Data whose log-likelihood is computed at once."""
+
+_CELLS = 2**18
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredSample:
+    r"""Samples from \(q\) and their log densities.
+
+    Attributes:
+        latents: flat, one row a sample.
+        log_p: \(\log p(x, z)\) over all data.
+        log_q: \(\log q(z)\).
+        resolution: differences of log densities up to this one are rounding.
+    """
+
+    latents: Float[Array, "sample latent"]
+    log_p: Float[np.ndarray, "sample"]
+    log_q: Float[np.ndarray, "sample"]
+    resolution: float
+
+    @property
+    def log_ratios(self) -> Float[np.ndarray, "sample"]:
+        """Logarithms of the importance ratios."""
+        return self.log_p - self.log_q
+
+
+def draw_latents(
+    key: Key[Array, ""], family: AbstractFamily, params: PyTree, num: int
+) -> Float[Array, "sample latent"]:
+    """Flat latents from the fitted distribution."""
+    check_key(key)
+    check_count("num", num)
+    return _latents(family, params, key, num)
+
+
+@quick_jit
+def _latents(family: AbstractFamily, params: PyTree, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
+    noise = family.noise(key, num, jax.tree.leaves(params)[0].dtype)
+    return family.particles(params, noise).latents(family.sampling)
+
+
+def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int) -> ScoredSample:
+    """Draw from the fitted distribution, and compute both densities at each sample.
+
+    Args:
+        key: for the samples.
+        problem: model and family.
+        params: of the family.
+        num: how many samples.
+
+    Cost: `num` evaluations of the likelihood of all data, in chunks of both.
+    """
+    latents = draw_latents(key, problem.family, params, num)
+    likelihood, prior, log_q = jax.device_get(_densities(problem, params, latents))
+    log_p = likelihood.astype(np.float64).sum(axis=1) + prior
+    size = np.nan_to_num(np.maximum(np.abs(log_p), np.abs(log_q)), posinf=0.0).max()
+    return ScoredSample(latents, log_p, log_q.astype(np.float64), float(8 * np.finfo(log_q.dtype).eps * size))
+
+
+def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[np.ndarray, "sample datum"]:
+    """Log-likelihood of each datum at each sample."""
+    return np.asarray(_likelihoods(model, latents))
+
+
+@quick_jit
+def _densities(problem: Problem, params: PyTree, latents: Float[Array, "sample latent"]) -> tuple[Array, Array, Array]:
+    """The log-likelihood by chunk of data, log-prior and log density, one row a sample."""
+    model = problem.model
+    size = min(model.num_data, DATA_CHUNK)
+    starts = jnp.arange(0, model.num_data, size)
+
+    def one(z: Float[Array, "latent"]) -> tuple[Array, Array, Array]:
+        sums = jax.lax.map(lambda start: _chunk_log_likelihood(model, z, start, size), starts)
+        return sums, model.prior.log_prob(z), problem.family.log_prob(params, z)
+
+    return jax.lax.map(one, latents, batch_size=max(1, min(latents.shape[0], _CELLS // size)))
+
+
+def _chunk_log_likelihood(
+    model: AbstractModel, z: Float[Array, "latent"], start: Int[Array, ""], size: int
+) -> Float[Array, ""]:
+    """Of `size` data from `start` on; those beyond the last one count as nothing."""
+    if size == model.num_data:
+        return jnp.sum(model.log_likelihood(z, model.data))
+    index = start + jnp.arange(size)
+    rows = jax.tree.map(lambda x: x[jnp.minimum(index, model.num_data - 1)], model.data)
+    return jnp.sum(jnp.where(index < model.num_data, model.log_likelihood(z, rows), 0.0))
+
+
+@quick_jit
+def _likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[Array, "sample datum"]:
+    batch = max(1, min(latents.shape[0], _CELLS // model.num_data))
+    return jax.lax.map(lambda z: model.log_likelihood(z, model.data), latents, batch_size=batch)

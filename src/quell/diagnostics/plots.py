@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of a fit, each legible on a phone, on a light or on a dark ground; the only file here that draws."""
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from quell.checks import check_name
+from quell.diagnostics.contribution import Contribution, Contributions
+from quell.diagnostics.looks import GROUNDS, PALETTE, check_matplotlib, on_ground
+from quell.diagnostics.noise import GradientVariance
+from quell.history import History
+
+_WIDTH, _HEIGHT = 4.2, 3.1
+_MOST_POINTS = 150
+_MOST_LINES, _MOST_BARS, _LONGEST_NAME = 6, 14, 26
+_BASE, _COMBINED, _REST = PALETTE[6], PALETTE[0], PALETTE[6]
+
+
+def plot_elbo(history: History, *, ground: str = "light") -> Any:
+    """Draw the noisy ELBO over the steps: the median of neighbouring steps, and where eight of ten lie.
+
+    Args:
+        history: of a fit; skipped steps are left out.
+        ground: `light` or `dark`.
+
+    Returns:
+        A figure of matplotlib.
+    """
+    with _panels("ELBO over the steps", ground) as (figure, axes):
+        steps, values = _steps(history), history.taken.elbo
+        if _is_empty(axes, steps):
+            return figure
+        x, middle = _binned(steps, values, np.median)
+        low, high = (_binned(steps, values, lambda v, q=q: np.quantile(v, q))[1] for q in (0.1, 0.9))
+        axes.fill_between(x, low, high, color=PALETTE[1], alpha=0.25, linewidth=0, label="10% to 90%")
+        axes.plot(x, middle, color=PALETTE[1], linewidth=1.8, label="median")
+        _show_late_half(axes, low, high)
+        _finish(axes, "step", "ELBO in nats")
+        axes.legend(loc="lower right", fontsize="small")
+    return figure
+
+
+def plot_norms(history: History, *, ground: str = "light") -> Any:
+    """Draw the squared norms of base and combined gradient over the steps, averaged over neighbouring steps.
+
+    Args:
+        history: of a fit; skipped steps are left out.
+        ground: `light` or `dark`.
+
+    Returns:
+        A figure of matplotlib.
+    """
+    with _panels("Squared norm of the gradient", ground) as (figure, axes):
+        steps, taken = _steps(history), history.taken
+        if _is_empty(axes, steps):
+            return figure
+        lines = [("base gradient", taken.base_sq_norm, _BASE, "--")]
+        lines += [("with the variates", taken.combined_sq_norm, _COMBINED, "-")] if taken.weights.shape[1] else []
+        for label, values, color, style in lines:
+            x, mean = _binned(steps, values, np.mean)
+            axes.plot(x, np.where(mean > 0, mean, np.nan), color=color, linestyle=style, linewidth=1.8, label=label)
+        axes.set_yscale("log")
+        _finish(axes, "step", "for the ELBO a datum")
+        axes.legend(loc="best", fontsize="small")
+    return figure
+
+
+def plot_weights(
+    history: History, names: Sequence[str], *, shown: Sequence[str] | None = None, ground: str = "light"
+) -> Any:
+    """Draw each variate's weight over the steps.
+
+    Args:
+        history: of a fit; skipped steps are left out.
+        names: of the variates, in the order of the weights.
+        shown: those that get a colour of their own; by default the six with the largest weights at the end.
+        ground: `light` or `dark`.
+
+    Returns:
+        A figure of matplotlib.
+    """
+    with _panels("Weights of the variates", ground, height=1.2 * _HEIGHT) as (figure, axes):
+        steps, weights = _steps(history), history.taken.weights
+        if _is_empty(axes, steps if names else steps[:0]):
+            return figure
+        late = np.abs(weights[-max(1, len(steps) // 10) :]).mean(axis=0)
+        ranked: list[str] = [names[int(k)] for k in np.argsort(-late, kind="stable")]
+        wanted = ranked if shown is None else list(shown)
+        named = [name for name in wanted if name in names][:_MOST_LINES]
+        for name in names:
+            if name not in named:
+                axes.plot(
+                    *_binned(steps, weights[:, names.index(name)], np.mean), color=_REST, linewidth=0.7, alpha=0.6
+                )
+        styles = ("-", "--", ":", "-.")
+        for k, name in enumerate(named):
+            x, mean = _binned(steps, weights[:, names.index(name)], np.mean)
+            axes.plot(x, mean, color=PALETTE[k % 6], linestyle=styles[k % 4], linewidth=1.8, label=_short(name))
+        axes.axhline(0.0, color=_REST, linewidth=0.8)
+        _finish(axes, "step", "weight")
+        others = len(names) - len(named)
+        _legend(figure, axes, f"{others} other{'s' * (others > 1)} in grey" if others else None)
+    return figure
+
+
+def plot_contributions(found: Contributions, *, ground: str = "light") -> Any:
+    """Draw what each variate is good for beside what it costs.
+
+    Args:
+        found: at some point of a fit. Of many variates the fourteen that matter most or cost most are drawn.
+        ground: `light` or `dark`.
+
+    Returns:
+        A figure of matplotlib.
+    """
+    drawn = _worth_drawing(found.variates)
+    is_timed = any(np.isfinite(variate.cost) for variate in drawn)
+    height = max(2.0, 1.2 + 0.27 * len(drawn))
+    with _panels("", ground, columns=2 if is_timed else 1, height=height) as (figure, panels):
+        panels = np.atleast_1d(panels)
+        if _is_empty(panels[0], drawn, "no variates"):
+            return figure
+        _draw_growths(panels[0], drawn)
+        if is_timed:
+            _draw_costs(panels[1], drawn)
+    return figure
+
+
+def _draw_growths(axes: Any, drawn: Sequence[Contribution]) -> None:
+    growths = np.array([v.growth.value for v in drawn])
+    growths = np.maximum(np.where(np.isfinite(growths), growths, 1.0), 1.0)
+    axes.barh(np.arange(len(drawn)), growths - 1.0, left=1.0, color=PALETTE[0])
+    axes.set_xscale("log")
+    axes.set_xlim(1.0, max(1.5, 1.15 * growths.max()))
+    _plain_log_ticks(axes)
+    _name_bars(axes, [v.name for v in drawn])
+    _finish(axes, "times as large", "", title="Variance without it", grid="x")
+
+
+def _draw_costs(axes: Any, drawn: Sequence[Contribution]) -> None:
+    costs = np.array([100 * max(v.cost, 0.0) for v in drawn])
+    axes.barh(np.arange(len(drawn)), np.nan_to_num(costs), color=PALETTE[1])
+    for place in np.flatnonzero(np.isnan(costs)):
+        axes.text(0.0, place, " not measured", va="center", fontsize="x-small", color=_REST)
+    axes.set_xlim(0.0, max(10.0, 1.15 * np.nanmax(costs)))
+    axes.set_yticks(np.arange(len(drawn)), [""] * len(drawn))
+    axes.invert_yaxis()
+    _finish(axes, "% of a step", "", title="Time it takes", grid="x")
+
+
+def plot_variance(variance: GradientVariance, *, ground: str = "light") -> Any:
+    """Draw the variance of the gradient by block of parameters, with and without the variates.
+
+    Args:
+        variance: at some point of a fit. Of many blocks the fourteen noisiest are drawn.
+        ground: `light` or `dark`.
+
+    Returns:
+        A figure of matplotlib.
+    """
+    blocks = sorted(variance.blocks, key=lambda block: -np.nan_to_num(block.base.value))[:_MOST_BARS]
+    with _panels("Variance by block", ground, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, axes):
+        values = np.array([[block.base.value, block.combined.value] for block in blocks])
+        errors = np.nan_to_num([[block.base.standard_error, block.combined.standard_error] for block in blocks])
+        values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
+        places = np.arange(len(blocks))
+        axes.hlines(places, values.min(axis=1), values.max(axis=1), color=_REST, alpha=0.5, linewidth=3.0)
+        for column, (label, color, marker) in enumerate(
+            [("base gradient", _BASE, "s"), ("with the variates", _COMBINED, "o")]
+        ):
+            x, error = values[:, column], np.minimum(errors[:, column], 0.9 * values[:, column])
+            axes.errorbar(x, places, xerr=error, fmt=marker, color=color, markersize=7, capsize=3, label=label)
+        axes.set_xscale("log")
+        axes.set_ylim(-0.6, len(blocks) - 0.4)
+        _name_bars(axes, [block.name for block in blocks])
+        _finish(axes, "for the ELBO a datum", "", grid="x")
+        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+    return figure
+
+
+@contextlib.contextmanager
+def _panels(title: str, ground: str, *, columns: int = 1, height: float = _HEIGHT) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes in the colours of a ground; one that nobody registers, so that nobody has to close it."""
+    check_name("ground", ground, GROUNDS)
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    with on_ground(ground):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        panels = list(np.atleast_1d(figure.subplots(1, columns)))
+        for axes in panels:
+            axes.tick_params(which="both", colors=GROUNDS[ground][1])
+        if title:
+            figure.suptitle(title, fontsize="medium")
+        yield figure, panels[0] if columns == 1 else panels
+
+
+def _show_late_half(axes: Any, low: np.ndarray, high: np.ndarray) -> None:
+    """Leave room for the second half of the steps and as much again below it; the first steps may be far down."""
+    low, high = low[np.isfinite(low)], high[np.isfinite(high)]
+    if low.size:
+        bottom, top = low[low.size // 2 :].min(), high[high.size // 2 :].max()
+        room = max(top - bottom, 1e-6 * abs(top), 1e-12)
+        axes.set_ylim(max(bottom - 1.2 * room, low.min() - 0.1 * room), top + 0.1 * room)
+
+
+def _finish(axes: Any, x: str, y: str, *, title: str = "", grid: str = "both") -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25, axis=grid)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        axes.set_title(title, fontsize="medium")
+
+
+def _is_empty(axes: Any, content: Sequence[Any] | np.ndarray, text: str = "nothing to draw") -> bool:
+    if len(content):
+        return False
+    axes.set_axis_off()
+    axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+    return True
+
+
+def _steps(history: History) -> np.ndarray:
+    """Numbers of the steps that were taken."""
+    return np.flatnonzero(~history.skipped) + 1
+
+
+def _binned(
+    steps: np.ndarray, values: np.ndarray, reduce: Callable[[np.ndarray], Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reduce neighbouring steps to one point; what is not finite is left out."""
+    edges = np.linspace(0, len(steps), min(len(steps), _MOST_POINTS) + 1).astype(int)
+    pieces = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+    finite = [values[piece][np.isfinite(values[piece])] for piece in pieces]
+    reduced = [float(reduce(some)) if some.size else np.nan for some in finite]
+    return np.array([steps[piece].mean() for piece in pieces]), np.array(reduced)
+
+
+def _worth_drawing(variates: Sequence[Contribution]) -> list[Contribution]:
+    """Those that matter most or cost most, in the order of the ensemble."""
+    if len(variates) <= _MOST_BARS:
+        return list(variates)
+
+    def weight(variate: Contribution) -> float:
+        return np.nan_to_num(np.log(max(variate.growth.value, 1.0))) + np.nan_to_num(variate.cost)
+
+    chosen = sorted(variates, key=weight, reverse=True)[:_MOST_BARS]
+    return [variate for variate in variates if variate in chosen]
+
+
+def _name_bars(axes: Any, names: Sequence[str]) -> None:
+    """The first bar on top; names as they are, also with dollar signs."""
+    axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize="small")
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.invert_yaxis()
+
+
+def _legend(figure: Any, axes: Any, rest: str | None) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 3 if max(map(len, labels), default=0) < 12 else 2 if max(map(len, labels)) < 22 else 1
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small", title=rest)
+    legend.get_title().set_fontsize("small")
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _plain_log_ticks(axes: Any) -> None:
+    """Few ticks, written as numbers: growths are mostly between one and ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    high = axes.get_xlim()[1]
+    locator = LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0) if high < 8 else (1.0, 3.0) if high < 50 else (1.0,))
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _short(name: str) -> str:
+    """A name on one line, cut in the middle where it is long; a leading underscore would hide it from a legend."""
+    line = re.sub(r"[\s\x00-\x1f]+", " ", name).strip()
+    if len(line) > _LONGEST_NAME:
+        half = (_LONGEST_NAME - 1) // 2
+        line = f"{line[:half]}…{line[-half:]}"
+    return f" {line}" if line.startswith("_") else line

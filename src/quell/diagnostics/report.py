@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a fit: measure, draw, advise, write."""
+
+import importlib.metadata
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from quell.atomic import write_atomically
+from quell.checks import check_key
+from quell.diagnostics import advice, plots
+from quell.diagnostics.contribution import Contributions, contributions_from
+from quell.diagnostics.covariance import LEAST_DRAWS, affordable_draws, step_covariances
+from quell.diagnostics.densities import score_sample
+from quell.diagnostics.elbo import elbo_of, exact_elbo_in_chunks
+from quell.diagnostics.khat import Khat, khat_of
+from quell.diagnostics.looks import check_matplotlib, data_uri, png_bytes
+from quell.diagnostics.noise import GradientVariance, variance_from
+from quell.diagnostics.page import Contents, Picture, page
+from quell.diagnostics.summary import summarise
+from quell.gradient import Gradient, GradientState
+from quell.history import History
+from quell.problem import has_exact_elbo
+from quell.status import Status
+
+_DRAWS, _DRAW_SECONDS = 1000, 1.0
+_SAMPLES, _FEWEST_SAMPLES, _LIKELIHOODS = 1000, 100, 20_000_000
+_MEASURED_BY = 6.0
+_DPI = 150
+
+
+@runtime_checkable
+class FinishedFit(Protocol):
+    """What a report is about: the fields of a `FitResult`."""
+
+    @property
+    def params(self) -> PyTree:
+        """Of the family."""
+        ...
+
+    @property
+    def gradient(self) -> Gradient:
+        """Problem, variates and settings."""
+        ...
+
+    @property
+    def state(self) -> GradientState:
+        """Of the gradient."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """One entry a step."""
+        ...
+
+    @property
+    def status(self) -> Status:
+        """How the fit ended."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time."""
+        ...
+
+
+def write_report(path: Path, fit: FinishedFit, key: Key[Array, ""]) -> Path:
+    """Write one self-contained HTML page about a fit.
+
+    Args:
+        path: of the page.
+        fit: that has ended, in whatever way.
+        key: for the draws behind the numbers.
+
+    Returns:
+        The path.
+
+    Cost: up to about ten seconds, most of them compilation. Large models get fewer draws; costs of variates are
+        measured while there is time, the least useful ones first.
+    """
+    check_key(key)
+    check_matplotlib()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(
+            f"The report was to be written to {path}. The folder {path.parent} was needed, and is not there. "
+            f"Type `mkdir -p {path.parent}` first."
+        )
+    html = page(gather(fit, key))
+    write_atomically(path, lambda file: file.write(html.encode()))
+    return path
+
+
+def gather(fit: FinishedFit, key: Key[Array, ""]) -> Contents:
+    """Everything that the page shows."""
+    began = time.perf_counter()
+    gradient, problem = fit.gradient, fit.gradient.problem
+    draw_key, time_key, sample_key = jax.random.split(key, 3)
+    at = (gradient, fit.params, fit.state)
+    num = max(LEAST_DRAWS, affordable_draws(draw_key, *at, seconds=_DRAW_SECONDS, most=_DRAWS))
+    covariances = step_covariances(draw_key, *at, num=num)
+    variance = variance_from(covariances, *at, num=num)
+    num_samples = int(np.clip(_LIKELIHOODS // problem.model.num_data, _FEWEST_SAMPLES, _SAMPLES))
+    sample = score_sample(sample_key, problem, fit.params, num_samples)
+    khat = khat_of(sample, problem.family)
+    elbo = exact_elbo_in_chunks(problem, fit.params) if has_exact_elbo(problem) else elbo_of(sample)
+    budget = _MEASURED_BY - (time.perf_counter() - began)
+    found = contributions_from(time_key, covariances, *at, budget=max(budget, 0.0))
+    return Contents(
+        model=repr(problem.model),
+        family=repr(problem.family),
+        status=fit.status.name.lower(),
+        steps=f"{fit.history.num_steps:,} steps in {fit.seconds:.1f} s",
+        elbo=elbo,
+        khat=khat,
+        variance=variance,
+        contributions=found,
+        advice=advice_on(fit, khat, variance, found),
+        pictures=_pictures(fit.history, gradient.names, variance, found),
+        summary=summarise(jax.vmap(problem.model.constrain)(sample.latents)),
+        settings=_settings(gradient),
+    )
+
+
+def advice_on(fit: FinishedFit, khat: Khat, variance: GradientVariance, found: Contributions) -> list[advice.Advice]:
+    """All advice on a fit, the most urgent first."""
+    history, names = fit.history, fit.gradient.names
+    dropped = history.dropped.sum(axis=0).tolist()
+    return advice.most_urgent_first(
+        [
+            *advice.advise_end(fit.status),
+            *advice.advise_trend(history.taken.elbo),
+            *advice.advise_khat(khat),
+            *advice.advise_noise(variance.total.ratio, len(names)),
+            *advice.advise_variates(found),
+            *advice.advise_weights(found.combined, found.best),
+            *advice.advise_skipped(history.num_skipped, history.num_steps),
+            *advice.advise_dropped(names, dropped, history.num_steps),
+        ]
+    )
+
+
+def _pictures(
+    history: History, names: tuple[str, ...], variance: GradientVariance, found: Contributions
+) -> list[Picture]:
+    shown = [v.name for v in sorted(found.variates, key=lambda v: -np.nan_to_num(v.growth.value))]
+    figures: dict[str, Any] = {
+        "The ELBO over the steps": lambda ground: plots.plot_elbo(history, ground=ground),
+        "Squared norm of the gradient over the steps": lambda ground: plots.plot_norms(history, ground=ground),
+    }
+    if names:
+        figures |= {
+            "Weights of the variates over the steps": lambda ground: plots.plot_weights(
+                history, names, shown=shown, ground=ground
+            ),
+            "What each variate is good for and what it costs": lambda ground: plots.plot_contributions(
+                found, ground=ground
+            ),
+        }
+    figures["Variance of the gradient by block"] = lambda ground: plots.plot_variance(variance, ground=ground)
+    return [Picture(title, _drawn(draw("light")), _drawn(draw("dark"))) for title, draw in figures.items()]
+
+
+def _drawn(figure: Any) -> str:
+    return data_uri(png_bytes(figure, dpi=_DPI))
+
+
+def _settings(gradient: Gradient) -> dict[str, str]:
+    return {
+        "data": f"{gradient.problem.model.num_data:,}",
+        "latent coordinates": f"{gradient.problem.family.dim:,}",
+        "variational parameters": f"{gradient.problem.family.num_params:,}",
+        "variates": f"{len(gradient.variates)}",
+        "sampler": _one_line(gradient.sampler),
+        "rule": _one_line(gradient.rule),
+        "base gradient": _one_line(gradient.base),
+        "versions": _versions(),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def _one_line(noun: object) -> str:
+    return re.sub(r"(?<=\()\s+|\s+(?=\))", "", " ".join(repr(noun).split()))
+
+
+def _versions() -> str:
+    packages = ("quell", "jax", "equinox", "optax", "numpy")
+    listed = [f"{name} {importlib.metadata.version(name)}" for name in packages]
+    return ", ".join([*listed, f"Python {platform.python_version()}"])

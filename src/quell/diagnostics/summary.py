@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fitted distribution in a table: a line for each named number."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, PyTree
+
+from quell.diagnostics.blocks import named_leaves
+
+COLUMNS = ("mean", "std", "5%", "50%", "95%")
+"""What is told about each number."""
+
+_LONG, _SHOWN = 8, 3
+_MOST_ROWS = 60
+
+
+class SummaryRow(NamedTuple):
+    """One number of the latent: its name, and the values of `COLUMNS`; none where a part of a vector is left out."""
+
+    name: str
+    values: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
+
+    Attributes:
+        names: of the numbers, such as `scale` or `slope[0,2]`.
+        values: one row a number, one column for each of mean, standard deviation, 5%, 50% and 95%.
+        lengths: how many numbers each variable has, in order.
+        num: samples that the values were computed from.
+    """
+
+    names: tuple[str, ...]
+    values: Float[np.ndarray, "number column"]
+    lengths: tuple[int, ...]
+    num: int
+
+    def as_dict(self) -> dict[str, dict[str, float]]:
+        """Every number: `summary.as_dict()["slope[0]"]["95%"]`."""
+        rows = self.values.tolist()
+        return {name: dict(zip(COLUMNS, row, strict=True)) for name, row in zip(self.names, rows, strict=True)}
+
+    def rows(self) -> Iterator[SummaryRow]:
+        """Every number, one by one."""
+        for name, values in zip(self.names, self.values.tolist(), strict=True):
+            yield SummaryRow(name, tuple(values))
+
+    def short_rows(self, *, most: int = _MOST_ROWS) -> list[SummaryRow]:
+        """As many rows as fit a page: of a long vector the first three and the last, dots in between.
+
+        Args:
+            most: rows; what is beyond them is counted in the last one.
+        """
+        starts = itertools.accumulate(self.lengths[:-1], initial=0)
+        found: list[SummaryRow] = []
+        for start, length in zip(starts, self.lengths, strict=False):
+            if len(found) >= most:
+                left = len(self.names) - start
+                return [*found[:most], SummaryRow(f"... and {left:,} more numbers", ())]
+            places = range(length) if length <= _LONG else [*range(_SHOWN), None, length - 1]
+            for place in places:
+                hidden = f"... ({length - _SHOWN - 1:,} more)"
+                found.append(SummaryRow(hidden, ()) if place is None else self._row(start + place))
+        return found
+
+    def _row(self, place: int) -> SummaryRow:
+        return SummaryRow(self.names[place], tuple(self.values[place].tolist()))
+
+    def __repr__(self) -> str:
+        """A table; long vectors are cut short."""
+        rows = self.short_rows()
+        width = max((len(row.name) for row in rows), default=0)
+        lines = [" " * width + "".join(f"{column:>11}" for column in COLUMNS)]
+        lines += [f"{row.name:<{width}}" + "".join(f"{value:>11.4g}" for value in row.values) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        return summary_table(self)
+
+
+def summarise(sample: PyTree[Any]) -> Summary:
+    """Summarise a tree of samples.
+
+    Args:
+        sample: arrays with a leading axis of samples.
+
+    Example:
+        >>> import jax.numpy as jnp, quell
+        >>> quell.diagnostics.summarise({"shift": jnp.arange(101.0)})
+                      mean        std         5%        50%        95%
+        shift           50       29.3          5         50         95
+    """
+    leaves = {name: np.asarray(leaf) for name, leaf in named_leaves(sample).items()}
+    num = next(iter(leaves.values())).shape[0] if leaves else 0
+    names = [name for key, leaf in leaves.items() for name in _scalars(key, leaf.shape[1:])]
+    tables = [_table(leaf.reshape(num, -1).astype(np.float64)) for leaf in leaves.values()]
+    values = np.concatenate(tables) if tables else np.zeros((0, len(COLUMNS)))
+    return Summary(tuple(names), values, tuple(int(np.prod(leaf.shape[1:])) for leaf in leaves.values()), num)
+
+
+def summary_table(summary: Summary) -> str:
+    """The table as HTML; names are shown as they are, whatever they hold."""
+    head = "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
+    rows = "".join(_table_row(row) for row in summary.short_rows())
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _table_row(row: SummaryRow) -> str:
+    if not row.values:
+        return f'<tr><td colspan="{len(COLUMNS) + 1}">{escape(row.name)}</td></tr>'
+    cells = "".join(f"<td>{compact(value)}</td>" for value in row.values)
+    return f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>'
+
+
+def compact(value: float) -> str:
+    """A number in eight characters at most, so that five of them fit the width of a phone."""
+    small = 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < math.inf
+    text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if small else f"{value:.3g}"
+    return text.replace("-", "−")
+
+
+def _scalars(name: str, shape: tuple[int, ...]) -> list[str]:
+    if not shape:
+        return [name]
+    return [f"{name}[{','.join(map(str, index))}]" for index in np.ndindex(*shape)]
+
+
+def _table(columns: Float[np.ndarray, "sample number"]) -> Float[np.ndarray, "number column"]:
+    spread = columns.std(axis=0, ddof=1) if columns.shape[0] > 1 else np.full(columns.shape[1], np.nan)
+    return np.stack([columns.mean(axis=0), spread, *np.quantile(columns, (0.05, 0.5, 0.95), axis=0)], axis=1)

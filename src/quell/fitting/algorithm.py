@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variational inference as an algorithm of three pure functions: `init`, `step` and `sample`."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import optax
+from jaxtyping import Array, Key, PyTree
+
+from quell.diagnostics.densities import draw_latents
+from quell.gradient import Gradient, GradientInfo, GradientState
+
+
+class AlgorithmState(eqx.Module):
+    """What the next step needs.
+
+    Args:
+        params: of the family.
+        optimizer: the optimiser's state.
+        gradient: moments, and the states of the approximations.
+    """
+
+    params: PyTree
+    optimizer: PyTree
+    gradient: GradientState
+
+
+class Algorithm(eqx.Module):
+    """A quiet gradient with an optimiser, in the shape of BlackJAX's algorithms, for a loop of your own.
+
+    All three methods are pure, and work inside `jax.jit`, `jax.lax.scan` and `jax.vmap`. `quell.fit` takes the same
+    steps, with the number of the step folded into one key.
+
+    Args:
+        gradient: of the loss: problem, variates, sampler and rule.
+        optimizer: any optax optimiser.
+
+    Example:
+        >>> import jax, optax, quell
+        >>> model = quell.logistic_regression([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]], [0, 1, 1])
+        >>> problem = quell.Problem(model, quell.MeanField(2))
+        >>> algorithm = quell.Algorithm(quell.Gradient(problem, quell.paper.variates("c2")), optax.sgd(0.05))
+        >>> keys = jax.random.split(jax.random.key(0), 100)
+        >>> state, infos = jax.lax.scan(lambda state, key: algorithm.step(key, state), algorithm.init(), keys)
+        >>> infos.elbo.shape, algorithm.sample(jax.random.key(1), state, 5).shape
+        ((100,), (5, 2))
+
+    References: Cabezas et al. (2024), "BlackJAX: composable Bayesian inference in JAX".
+    """
+
+    gradient: Gradient
+    optimizer: Any = eqx.field(converter=lambda given: checked_optimizer(given))
+
+    def init(self, params: PyTree | None = None) -> AlgorithmState:
+        """The state before the first step.
+
+        Args:
+            params: to start from; the family's `init` by default.
+        """
+        start = self.gradient.problem.family.init() if params is None else params
+        return AlgorithmState(start, self.optimizer.init(start), self.gradient.init(start))
+
+    def step(self, key: Key[Array, ""], state: AlgorithmState) -> tuple[AlgorithmState, GradientInfo]:
+        """Draw a gradient and follow it.
+
+        Args:
+            key: for the noise and the minibatches of this step; a new one for each.
+            state: from `init` or the step before.
+
+        Returns:
+            The next state, and what the step tells.
+        """
+        loss_grad, gradient, info = self.gradient.update(key, state.params, state.gradient)
+        updates, optimizer = self.optimizer.update(loss_grad, state.optimizer, state.params)
+        return AlgorithmState(optax.apply_updates(state.params, updates), optimizer, gradient), info
+
+    def sample(self, key: Key[Array, ""], state: AlgorithmState, num: int) -> Any:
+        """Draw latents from the distribution reached, in the shape the model takes, with a leading axis."""
+        problem = self.gradient.problem
+        return jax.vmap(problem.model.constrain)(draw_latents(key, problem.family, state.params, num))
+
+
+def checked_optimizer(given: Any) -> optax.GradientTransformation:
+    """Refuse what is not an optax optimiser."""
+    if isinstance(given, optax.GradientTransformation):
+        return given
+    raise TypeError(
+        f"`optimizer` was given as {given!r}. An optax optimiser was needed. "
+        "Write for example `optimizer=optax.adam(0.01)`."
+    )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's part of a fit: it acts between chunks only."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Int, PyTree
+
+from quell.fitting import loop
+from quell.fitting.callback import FitProgress
+from quell.fitting.checkpoint import Keeper
+from quell.fitting.checkpoint_file import CheckpointError
+from quell.fitting.plan import FitPlan
+from quell.fitting.progress import Report, progress_bar, wants_bar
+from quell.fitting.reached import Reached
+from quell.fitting.result import FitResult
+from quell.history import History
+from quell.status import Status
+
+_CHUNK_SECONDS = 0.25
+_FIRST_CHUNK = 16
+
+
+def run_plan(plan: FitPlan) -> list[FitResult]:
+    """Run the fits of a plan, go on where a checkpoint ends, and keep what is reached whatever happens."""
+    show = wants_bar(plan.options.progress)
+    keeper = Keeper(plan.options.checkpoint, plan.fingerprint)
+    run = Run(plan, keeper.begin(plan.fresh()))
+    run.check_steps()
+    try:
+        with progress_bar(plan.options.steps, first=int(run.step.max()), show=show) as report:
+            run.go(keeper, report)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        keeper.save(run.reached)
+    return run.results()
+
+
+def restore_plan(plan: FitPlan) -> list[FitResult]:
+    """The results as far as a checkpoint holds them; nothing is run or written."""
+    return Run(plan, Keeper(plan.options.checkpoint, plan.fingerprint).read(plan.fresh())).results()
+
+
+class Run:
+    """Fits under way.
+
+    Args:
+        plan: what is to be done.
+        reached: what is done. It is replaced as a whole, so that Ctrl-C finds state and history in step.
+    """
+
+    def __init__(self, plan: FitPlan, reached: Reached) -> None:
+        """Look whether some of the fits have ended before."""
+        self.plan, self.reached = plan, reached
+        self.ended: dict[int, Status] = {}
+        self.spent, self.began = reached.seconds, time.perf_counter()
+        self.judge()
+
+    def check_steps(self) -> None:
+        """Refuse fewer steps than are done."""
+        steps, done = self.plan.options.steps, int(self.step.max())
+        if steps < done:
+            raise CheckpointError(
+                f"`steps` was given as {steps} for a checkpoint that holds {done}. At least {done} was needed. "
+                f"Write `steps={done}`, or give another path and start anew."
+            )
+
+    @property
+    def step(self) -> Int[np.ndarray, "fit"]:
+        """Steps done by each fit."""
+        return np.atleast_1d(jax.device_get(self.reached.state.step))
+
+    @property
+    def going(self) -> Bool[np.ndarray, "fit"]:
+        """Which fits have steps to take."""
+        ended = np.isin(np.arange(self.plan.num_fits), list(self.ended))
+        return (self.step < self.plan.options.steps) & ~self.diverged & ~ended
+
+    @property
+    def diverged(self) -> Bool[np.ndarray, "fit"]:
+        """Which fits have skipped too many steps in a row."""
+        in_a_row = np.atleast_1d(jax.device_get(self.reached.state.skipped_in_a_row))
+        return in_a_row > self.plan.options.max_skipped
+
+    def go(self, keeper: Keeper, report: Report) -> None:
+        """Run chunks until no fit has steps to take."""
+        length = _FIRST_CHUNK
+        while self.going.any():
+            start, before = time.perf_counter(), self.step
+            going, step = self.going, int(before[self.going].max())
+            end = self._end_of_chunk(step, length)
+            self._run_chunk(np.where(going, end, before))
+            seconds = time.perf_counter() - start
+            length = min(max(int((end - step) * _CHUNK_SECONDS / max(seconds, 1e-6)), 2 * _FIRST_CHUNK), loop.BUFFER)
+            self.judge()
+            keeper.after_chunk(self.reached, step=end)
+            recent = [pieces[-1] for pieces in self.reached.pieces]
+            elbos = np.concatenate([piece.elbo for piece, is_going in zip(recent, going, strict=True) if is_going])
+            if np.isfinite(elbos).any():
+                report(end, float(elbos[np.isfinite(elbos)].mean()))
+            self._call_back([k for k in np.flatnonzero(going).tolist() if recent[k].num_steps])
+
+    def judge(self) -> None:
+        """End fits that have converged; the history up to a fixed grid of steps decides, not the clock."""
+        stopping = self.plan.options.early_stopping
+        if stopping is None:
+            return
+        for number in np.flatnonzero(self.going).tolist():
+            elbo = np.concatenate([piece.elbo for piece in self.reached.pieces[number]])
+            if elbo.size % stopping.check_every == 0 and stopping.is_over(elbo):
+                self.ended[number] = Status.CONVERGED
+
+    def results(self) -> list[FitResult]:
+        """A result for each fit, as far as it has come."""
+        histories, algorithm = self.reached.histories, self.plan.algorithm
+        state = self.reached.state
+        best = state.best_params if not self.plan.is_many else jax.vmap(lambda one: one.best_params)(state)
+        return [
+            FitResult(
+                params=self._member(best, number),
+                gradient=algorithm.gradient,
+                state=self._member(state.algorithm.gradient, number),
+                history=histories[number],
+                status=self._status(number),
+                seconds=self.seconds,
+            )
+            for number in range(self.plan.num_fits)
+        ]
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the fits, before an interruption too."""
+        return self.spent + time.perf_counter() - self.began
+
+    def _end_of_chunk(self, step: int, length: int) -> int:
+        """Where the next chunk ends: soon, and not beyond the next step at which the host has something to do."""
+        options = self.plan.options
+        grids = [
+            options.early_stopping.check_every if options.early_stopping else None,
+            options.checkpoint.every_steps if options.checkpoint else None,
+        ]
+        ends = [(step // every + 1) * every for every in grids if every is not None]
+        return min(step + length, options.steps, *ends)
+
+    def _run_chunk(self, until: Int[np.ndarray, "fit"]) -> None:
+        """Take steps, and add what they told to the history."""
+        plan, before = self.plan, self.step
+        run = loop.run_chunks if plan.is_many else loop.run_chunk
+        ends = jnp.asarray(until if plan.is_many else until[0], jnp.int32)
+        state, infos = run(plan.algorithm, plan.policy, plan.key, self.reached.state, ends)
+        infos = jax.device_get(infos)
+        taken = np.atleast_1d(jax.device_get(state.step)) - before
+        pieces = []
+        for number, count in enumerate(taken.tolist()):
+            rows = (slice(count), number) if plan.is_many else slice(count)
+            kept = jax.tree.map(lambda leaf, at=rows: np.array(leaf[at]), infos)
+            piece = History.from_infos(kept.gradient, kept.skipped)
+            pieces.append((*self.reached.pieces[number], piece))
+        self.reached = Reached(state, tuple(pieces), self.seconds)
+
+    def _call_back(self, numbers: list[int]) -> None:
+        callback = self.plan.options.callback
+        if callback is None:
+            return
+        for number in numbers:
+            told = FitProgress(
+                fit=number,
+                step=int(self.step[number]),
+                steps=self.plan.options.steps,
+                params=self._member(self.reached.state.params, number),
+                recent=self.reached.pieces[number][-1],
+                seconds=self.seconds,
+            )
+            answer = callback(told)
+            if isinstance(answer, bool | np.bool_) and answer and number not in self.ended:
+                self.ended[number] = Status.STOPPED
+
+    def _member(self, tree: PyTree, number: int) -> PyTree:
+        return jax.tree.map(lambda leaf: leaf[number], tree) if self.plan.is_many else tree
+
+    def _status(self, number: int) -> Status:
+        if self.diverged[number]:
+            return Status.DIVERGED
+        if self.step[number] >= self.plan.options.steps:
+            return Status.COMPLETED
+        return self.ended.get(number, Status.INTERRUPTED)

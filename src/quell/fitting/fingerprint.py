@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fit is of, in words that can be compared: so that no checkpoint goes on with another problem."""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from quell.gradient import Gradient
+from quell.models import AbstractModel
+
+PROGRAMS = ("log-likelihood", "log-prior")
+"""Entries that are digests of traced programs: another version of JAX may write the same program differently."""
+
+
+def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> dict[str, Any]:
+    """Entries by name, as JSON has them.
+
+    Functions are compared by the program that JAX traces from them, so that a changed likelihood is seen. What hides in
+    an optimiser (its learning rate) is not: only the structure of its state is compared.
+
+    Args:
+        gradient: model, family, variates, base, sampler and rule.
+        key: of the fit, or one for each.
+        state: of the loop; its values do not matter.
+    """
+    model = gradient.problem.model
+    latent, batch = jax.eval_shape(lambda: (jnp.zeros(model.dim), jax.tree.map(lambda leaf: leaf[:3], model.data)))
+    return {
+        "model": {"class": _class_name(model), "dim": model.dim, "num_data": model.num_data},
+        "data": named(model.data, array_digest),
+        "log-likelihood": _program(model.log_likelihood, latent, batch),
+        "log-prior": _program(model.prior.log_prob, latent),
+        "family": describe(gradient.problem.family),
+        "variates": {variate.name: describe(variate) for variate in gradient.variates},
+        "order of the variates": list(gradient.names),
+        "base": describe(gradient.base),
+        "sampler": describe(gradient.sampler),
+        "rule": describe(gradient.rule),
+        "key": array_digest(key),
+        "state": named(state, _shape),
+    }
+
+
+def differences(there: Any, here: Any, name: str = "") -> list[str]:
+    """Every place where two fingerprints differ, in words."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = list(dict.fromkeys([*there, *here]))
+        found = [differences(there.get(key), here.get(key), f"{name}, {key}" if name else key) for key in keys]
+        return [one for several in found for one in several]
+    return [] if there == here else [f"{name} ({_short(there)} there, {_short(here)} here)"]
+
+
+def describe(value: Any) -> Any:
+    """A noun with all its settings, defaults included, as JSON has them."""
+    if isinstance(value, eqx.Module):
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"class": _class_name(value), **fields}
+    if isinstance(value, Mapping):
+        return {str(name): describe(inside) for name, inside in value.items()}
+    if isinstance(value, tuple | list):
+        return [describe(inside) for inside in value]
+    if isinstance(value, Array | np.ndarray):
+        return array_digest(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return getattr(value, "__qualname__", None) or _without_addresses(repr(value))
+
+
+def named(tree: PyTree, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """The leaves of a tree by their path, each put through a function."""
+    return {jax.tree_util.keystr(path): function(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def plain_array(leaf: Any) -> np.ndarray:
+    """A leaf as NumPy has it; of a typed key, its bits."""
+    is_key = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+
+def array_digest(leaf: Any) -> str:
+    """Dtype, shape and a digest of the values."""
+    array = np.ascontiguousarray(plain_array(leaf))
+    return f"{_shape(leaf)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def _shape(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
+
+
+def _program(function: Callable[..., Any], *shapes: Any) -> str:
+    """A digest of what JAX traces from a function, with the constants that it holds."""
+    traced = jax.make_jaxpr(function)(*shapes)
+    digest = hashlib.sha256(_without_addresses(str(traced.jaxpr)).encode())
+    for constant in traced.consts:
+        digest.update(array_digest(jnp.asarray(constant)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _without_addresses(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
+
+
+def _class_name(value: AbstractModel | Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a fit, checked, and the plan that they make with a problem."""
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Key, PyTree
+
+from quell.checks import check_count, check_finite, check_key
+from quell.combine import Rule
+from quell.draw import Sampler
+from quell.families import AbstractFamily
+from quell.fitting.algorithm import Algorithm
+from quell.fitting.callback import Callback
+from quell.fitting.checkpoint import Checkpoint
+from quell.fitting.early_stopping import EarlyStopping
+from quell.fitting.fingerprint import fingerprint
+from quell.fitting.loop import LoopState, StepPolicy, init_loop
+from quell.fitting.reached import Reached
+from quell.gradient import Gradient, list_variates
+from quell.history import History
+from quell.models import AbstractModel
+from quell.problem import Problem
+from quell.variates import BaseGradient, ControlVariate, default_base, default_variates
+
+DEFAULT_BATCH_SIZE = 100
+
+
+class FitOptions(eqx.Module):
+    """What `fit` and `fit_many` are asked for; see there."""
+
+    variates: Iterable[ControlVariate] | None = None
+    optimizer: optax.GradientTransformation | None = None
+    steps: int = 2000
+    sampler: Sampler | None = None
+    base: BaseGradient | None = None
+    rule: Rule | None = None
+    params: PyTree | None = None
+    max_skipped: int = 0
+    average_from: float | None = None
+    early_stopping: EarlyStopping | None = None
+    checkpoint: Checkpoint | None = None
+    callback: Callback | None = None
+    progress: bool | None = None
+
+    def __check_init__(self) -> None:
+        """Refuse what no fit can use."""
+        check_count("steps", self.steps)
+        check_count("max_skipped", self.max_skipped, least=0)
+        if self.average_from is not None and not 0 <= self.average_from < 1:
+            raise ValueError(
+                f"`average_from` was given as {self.average_from}. A fraction of the steps, at least 0 and below 1, "
+                "was needed. Write for example `average_from=0.5` for the second half."
+            )
+        _check_kind("early_stopping", self.early_stopping, EarlyStopping, "quell.EarlyStopping(tolerance=0.5)")
+        _check_kind("checkpoint", self.checkpoint, Checkpoint, "quell.Checkpoint('fit.quell')")
+        if self.callback is not None and not callable(self.callback):
+            raise TypeError(
+                f"`callback` was given as {self.callback!r}. A function of one argument was needed. "
+                "Write for example `callback=lambda progress: print(progress.step)`."
+            )
+
+    def plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
+        """What is to be done, with every default filled in; several keys make several fits."""
+        problem, sampler = Problem(model, family), self.sampler or _default_sampler(model)
+        gradient = Gradient(
+            problem=problem,
+            variates=default_variates(problem, sampler) if self.variates is None else list_variates(self.variates),
+            base=self.base or default_base(problem),
+            sampler=sampler,
+            rule=self.rule or Rule(),
+        )
+        optimizer = _default_optimizer(self.steps) if self.optimizer is None else self.optimizer
+        algorithm = Algorithm(gradient, optimizer)
+        params = family.init() if self.params is None else _checked_params(self.params, family)
+        start = init_loop(algorithm, params, averages=self.average_from is not None)
+        after = math.ceil(self.steps * (self.average_from or 0.0))
+        return FitPlan(
+            algorithm=algorithm,
+            policy=StepPolicy.of(max_skipped=self.max_skipped, average_after=after),
+            key=key,
+            start=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start),
+            options=self,
+        )
+
+
+class FitPlan(eqx.Module):
+    """All that a fit will do.
+
+    Args:
+        algorithm: gradient and optimiser.
+        policy: what becomes of steps that are not finite, and which iterates are averaged.
+        key: of the fit, or one for each of several.
+        start: the state before the first step; with a leading axis for several fits.
+        options: as they were given.
+    """
+
+    algorithm: Algorithm
+    policy: StepPolicy
+    key: Key[Array, "*fit"]
+    start: LoopState
+    options: FitOptions
+
+    @property
+    def is_many(self) -> bool:
+        """Whether there are several fits, with a leading axis in every array."""
+        return self.key.ndim == 1
+
+    @property
+    def num_fits(self) -> int:
+        """Number of fits."""
+        return self.key.size
+
+    def fresh(self) -> Reached:
+        """Nothing done yet."""
+        none = History.empty(len(self.algorithm.gradient.variates))
+        return Reached(self.start, tuple((none,) for _ in range(self.num_fits)), 0.0)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint of these fits must have in common with them."""
+        default = f"the default for {self.options.steps} steps" if self.options.optimizer is None else "given"
+        averaged = None if self.start.average is None else int(self.policy.average_after)
+        own = fingerprint(self.algorithm.gradient, self.key, self.start)
+        return own | {"optimizer": default, "averaged after step": averaged}
+
+
+@functools.cache
+def _default_optimizer(steps: int) -> optax.GradientTransformation:
+    """One object for each number of steps, so that a second fit finds the program that the first compiled."""
+    return optax.adam(optax.cosine_decay_schedule(0.05, steps))
+
+
+def _default_sampler(model: AbstractModel) -> Sampler:
+    return Sampler(batch_size=DEFAULT_BATCH_SIZE if model.num_data > DEFAULT_BATCH_SIZE else None)
+
+
+def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:
+    """Refuse parameters to start from that are not finite numbers in the family's shape."""
+    needed = jax.eval_shape(lambda: family.init())
+    same = jax.tree.structure(needed) == jax.tree.structure(params)
+    if not (same and jax.tree.map(jnp.shape, needed) == jax.tree.map(jnp.shape, params)):
+        given = jax.tree.map(jnp.shape, params)
+        raise ValueError(
+            f"`params` were given with shapes {given}. {family} needed {jax.tree.map(jnp.shape, needed)}. "
+            "Write for example `params=family.init()` or `params=result.params` of a fit with the same family."
+        )
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf, float)), params)
+    for leaf in jax.tree.leaves(arrays):
+        check_finite("params", leaf)
+    return arrays
+
+
+def _check_kind(name: str, given: Any, kind: type, example: str) -> None:
+    if given is not None and not isinstance(given, kind):
+        raise TypeError(
+            f"`{name}` was given as {given!r}. A `quell.{kind.__name__}` was needed. "
+            f"Write for example `{name}={example}`."
+        )
+
+
+def split_key(key: Key[Array, ""], num_fits: int) -> Key[Array, "fit"]:
+    """One key for each of several fits."""
+    check_key(key)
+    check_count("num_fits", num_fits)
+    return jax.random.split(key, num_fits)

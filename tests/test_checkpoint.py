@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: resumed is bit for bit uninterrupted, and nothing goes on from the wrong file."""
+
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import quell
+from quell import CheckpointError, ControlVariate, Status
+from quell.fitting import checkpoint as checkpoint_module
+from quell.fitting import checkpoint_file, driver, loop
+from quell.fitting.fingerprint import named, plain_array
+from quell.fitting.plan import FitOptions
+from quell.fitting.reached import Reached, load_reached, save_reached
+from quell.history import History
+from quell.terms import elbo
+
+FEATURES, TARGETS = np.array([[1.0, 0.5], [1.0, -1.0], [1.0, 2.0]]), [0.3, -0.6, 1.4]
+MODEL = quell.gaussian_regression(FEATURES, TARGETS, noise=0.5)
+FAMILY = quell.MeanField(2)
+ADAM = optax.adam(0.05)
+SAMPLER = quell.Sampler(2, 2)
+NETWORK = eqx.nn.MLP(2, "scalar", 3, 1, jax.nn.tanh, key=jax.random.key(5))
+RP, SF, CF = quell.Reparameterization(), quell.ScoreFunction(), quell.ClosedForm()
+STATEFUL = (
+    ControlVariate(elbo(), SF, CF, approximation=quell.Baseline("moving-average")),
+    ControlVariate(quell.Data(), SF, RP, approximation=quell.Surrogate(NETWORK, optax.adam(0.1))),
+    ControlVariate(quell.Data(), RP, quell.ClosedForm(full_data=True), approximation=quell.AnchoredQuadratic(every=7)),
+)
+
+
+def _fit(key, checkpoint=None, **options):
+    defaults = {"optimizer": ADAM, "steps": 90, "sampler": SAMPLER, "variates": (), "checkpoint": checkpoint}
+    return quell.fit(MODEL, FAMILY, key=key, **(defaults | options))
+
+
+def _assert_same(one, other):
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(plain_array(left), plain_array(right))
+
+
+def _all(result):
+    return result.params, result.state, result.history
+
+
+class _Killed(BaseException):
+    """As a kill would: nothing is caught on the way out."""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "fit.quell"
+
+
+@pytest.fixture
+def stop_after(monkeypatch):
+    """Make the fit end, in some way, after a number of chunks of 16 or 32 steps; called without one, let it live."""
+    run_chunk = loop.run_chunk
+
+    def after(num_chunks=math.inf, error=_Killed):
+        done = []
+
+        def stopped(*args):
+            if len(done) >= num_chunks:
+                raise error
+            done.append(run_chunk(*args))
+            return done[-1]
+
+        monkeypatch.setattr(loop, "run_chunk", stopped)
+
+    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
+    return after
+
+
+# Going on
+
+
+@pytest.mark.parametrize("error", [_Killed, KeyboardInterrupt, RuntimeError])
+def test_a_resumed_fit_is_the_uninterrupted_one(error, key, path, stop_after):
+    """Here with variates that learn: a moving average, a network and its optimiser, an anchor that is refreshed."""
+    options = {"variates": STATEFUL, "average_from": 0.5}
+    whole = _fit(key, **options)
+    stop_after(2, error)
+    first = quell.Checkpoint(path, every_steps=20)
+    if error is KeyboardInterrupt:
+        stopped = _fit(key, first, **options)
+        assert stopped.status is Status.INTERRUPTED
+        assert "quell.Checkpoint(path, resume=True)" in repr(stopped)
+    else:
+        with pytest.raises(error):
+            _fit(key, first, **options)
+    reached = checkpoint_file.read_contents(path).header["step"]
+    assert 0 < reached < 90
+    stop_after()
+    resumed = _fit(key, quell.Checkpoint(path, resume=True), **options)
+    assert resumed.status is Status.COMPLETED
+    _assert_same(_all(resumed), _all(whole))
+    for variate, learned in zip(resumed.gradient.variates, resumed.state.variates, strict=True):
+        pairs = zip(jax.tree.leaves(learned), jax.tree.leaves(variate.init(resumed.problem)), strict=True)
+        assert any((one != other).any() for one, other in pairs), "there is something to lose"
+
+
+def test_twenty_kills_leave_whole_checkpoints_and_the_same_fit():
+    """Five of the twenty, with SIGKILL on real processes; `python tests/kill_resume.py` does all."""
+    script = Path(__file__).with_name("kill_resume.py")
+    words = [sys.executable, "-W", "ignore", str(script), "--kills", "5", "--steps", "300"]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all checkpoints were whole; the same bit for bit" in done.stdout
+
+
+def test_checkpoints_are_written_on_a_grid_of_steps(key, path, monkeypatch):
+    steps = []
+    write = checkpoint_module.save_reached
+
+    def seen(to, reached, fingerprint):
+        steps.append(int(reached.state.step))
+        write(to, reached, fingerprint)
+
+    monkeypatch.setattr(checkpoint_module, "save_reached", seen)
+    _fit(key, quell.Checkpoint(path, every_steps=40))
+    assert steps == [0, 40, 80, 90]
+
+
+def test_checkpoints_are_written_by_the_clock(key, path, monkeypatch):
+    now, steps = [0.0], []
+
+    def monotonic():
+        now[0] += 40.0
+        return now[0]
+
+    monkeypatch.setattr(checkpoint_module, "time", type("Clock", (), {"monotonic": staticmethod(monotonic)}))
+    monkeypatch.setattr(checkpoint_module, "save_reached", lambda to, reached, _: steps.append(int(reached.state.step)))
+    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
+    _fit(key, quell.Checkpoint(path, every_minutes=1.5))
+    assert steps[0] == 0
+    assert steps[-1] == 90
+    assert 3 <= len(steps) <= 4
+
+
+def test_a_finished_fit_is_read_and_not_run_again(key, path, monkeypatch):
+    whole = _fit(key, quell.Checkpoint(path))
+    before = path.read_bytes()
+    monkeypatch.setattr(loop, "run_chunk", pytest.fail)
+    again = _fit(key, quell.Checkpoint(path, resume=True))
+    _assert_same(_all(again), _all(whole))
+    assert again.status is Status.COMPLETED
+    assert again.seconds >= whole.seconds - 0.5
+    assert path.read_bytes() == before
+
+
+def test_a_finished_fit_can_have_more_steps(key, path):
+    _fit(key, quell.Checkpoint(path))
+    longer = _fit(key, quell.Checkpoint(path, resume=True), steps=130)
+    _assert_same(_all(longer), _all(_fit(key, steps=130)))
+
+
+def test_an_exception_in_a_callback_loses_nothing(key, path):
+    def callback(progress):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        _fit(key, quell.Checkpoint(path), callback=callback)
+    assert checkpoint_file.read_contents(path).header["step"] > 0
+    _assert_same(_all(_fit(key, quell.Checkpoint(path, resume=True))), _all(_fit(key)))
+
+
+def test_many_fits_share_a_checkpoint(key, path):
+    shared = {"optimizer": ADAM, "steps": 60, "sampler": SAMPLER, "variates": (), "num_fits": 2, "key": key}
+    whole = quell.fit_many(MODEL, FAMILY, **shared)
+    first = quell.Checkpoint(path, every_steps=20)
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    part = quell.fit_many(MODEL, FAMILY, checkpoint=first, callback=interrupt, **shared)
+    assert {result.history.num_steps for result in part} == {16}
+    resumed = quell.fit_many(MODEL, FAMILY, checkpoint=quell.Checkpoint(path, resume=True), **shared)
+    _assert_same([_all(result) for result in resumed], [_all(result) for result in whole])
+
+
+# The file
+
+FAMILIES = {
+    "full-rank": (quell.FullRank(2), None),
+    "low-rank": (quell.LowRank(2, 1), ()),
+    "product": (quell.Product({"a": quell.MeanField(1), "b": quell.Gamma(1)}), ()),
+    "learning": (quell.MeanField(2), STATEFUL),
+    "bernoulli": (quell.Bernoulli(2), None),
+}
+OPTIMIZERS = {
+    "adam": ADAM,
+    "noisy": optax.chain(
+        optax.add_noise(0.1, 0.5, key=jax.random.key(3)), optax.trace(0.9, accumulator_dtype="bfloat16")
+    ),
+}
+
+
+def _filled(leaf, rng):
+    """A leaf with all kinds of values."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(int(rng.integers(1000)))
+    values = rng.normal(scale=100.0, size=leaf.shape)
+    values.flat[:3] = np.array([np.nan, -0.0, np.inf])[: values.size]
+    with np.errstate(invalid="ignore"):
+        return jnp.asarray(values.astype(leaf.dtype))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_save_and_load_is_identity(family, optimizer, key, path):
+    chosen, variates = FAMILIES[family]
+    model = quell.Model(lambda z, x: -((x - z[0] - z[1]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2)
+    options = FitOptions(variates=variates, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
+    plan = options.plan(model, chosen, key)
+    rng = np.random.default_rng(0)
+    state = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
+    num_variates = len(plan.algorithm.gradient.variates)
+    pieces = [History.empty(num_variates)]
+    for num in (3, 4):
+        rows = [rng.normal(size=num) for _ in range(3)]
+        weights = rng.normal(size=(num, num_variates))
+        pieces.append(History(*rows, weights, weights > 0, rows[0] > 0))
+    before = Reached(state, (tuple(pieces),), 1.5)
+    save_reached(path, before, plan.fingerprint())
+    after = load_reached(path, plan.start, plan.fingerprint())
+    assert jax.tree.structure(after.state) == jax.tree.structure(state)
+    for one, two in zip(jax.tree.leaves(after.state), jax.tree.leaves(state), strict=True):
+        assert jax.typeof(one) == jax.typeof(two)
+        assert plain_array(one).tobytes() == plain_array(two).tobytes()
+    _assert_same(after.histories, before.histories)
+    assert after.seconds == before.seconds
+    if optimizer == "noisy":
+        assert jnp.dtype("bfloat16") in {leaf.dtype for leaf in jax.tree.leaves(state)}
+
+
+def test_there_is_no_pickle_and_everything_has_a_name(key, path):
+    _fit(key, quell.Checkpoint(path))
+    contents = checkpoint_file.read_contents(path)
+    assert all(array.dtype != object for array in contents.arrays.values())
+    assert {"state.algorithm.params.loc", "state.step", "history[0].elbo"} <= set(contents.arrays)
+    assert contents.arrays["history[0].elbo"].shape == (90,)
+    assert contents.header["quell"] == quell.__version__
+    assert contents.header["jax"] == jax.__version__
+    assert path.read_bytes().startswith(b"quell checkpoint 1\n")
+    names = named(FitOptions(optimizer=ADAM, variates=()).plan(MODEL, FAMILY, key).start, lambda leaf: None)
+    assert {f"state{name}" for name in names} == {name for name in contents.arrays if name.startswith("state")}
+
+
+def test_any_damage_is_seen(key, path):
+    _fit(key, quell.Checkpoint(path))
+    whole = path.read_bytes()
+    resume = quell.Checkpoint(path, resume=True)
+    for cut in (0, 5, 30, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        text = "is damaged: its checksum does not fit" if cut > 20 else "is not a checkpoint"
+        with pytest.raises(CheckpointError, match=text):
+            _fit(key, resume)
+    for place in range(0, len(whole), len(whole) // 40):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint|has format"):
+            _fit(key, resume)
+        assert path.read_bytes() == changed, "a file that is refused is left alone"
+    path.write_bytes(whole + b"more")
+    with pytest.raises(CheckpointError, match=r"damaged: .*\. A checkpoint as it was written was needed\. Copy it"):
+        _fit(key, resume)
+
+
+def test_another_format_is_refused(key, path):
+    _fit(key, quell.Checkpoint(path))
+    path.write_bytes(path.read_bytes().replace(b"quell checkpoint 1\n", b"quell checkpoint 2\n", 1))
+    with pytest.raises(CheckpointError, match=r"has format 2\. Format 1 was needed\. Go on with the version"):
+        _fit(key, quell.Checkpoint(path, resume=True))
+
+
+def test_what_a_killed_process_left_is_removed(key, path):
+    _fit(key, quell.Checkpoint(path))
+    left, other = path.with_name(".fit.quell.abcd1234"), path.with_name(".fit.quell.notes")
+    left.write_text("half of a checkpoint")
+    other.write_text("mine")
+    _fit(key, quell.Checkpoint(path, resume=True))
+    assert not left.exists()
+    assert other.exists()
+
+
+# What is refused
+
+
+def _lines(slope):
+    return quell.Model(lambda z, x: -((x - slope * z[0] - z[1]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2)
+
+
+ANOTHER = {
+    "data": (
+        {"model": quell.gaussian_regression(FEATURES + 0.1, TARGETS, noise=0.5)},
+        r"differs in data, \.features \(float64\[3, 2\] \w+ there, float64\[3, 2\] \w+ here\)\. ",
+    ),
+    "number of data": (
+        {"model": quell.gaussian_regression(FEATURES[:2], TARGETS[:2], noise=0.5)},
+        r"model, num_data \(3 there, 2 here\); data",
+    ),
+    "noise of the likelihood": (
+        {"model": quell.gaussian_regression(FEATURES, TARGETS, noise=0.6)},
+        r"differs in log-likelihood \(\w+ there, \w+ here\)\. ",
+    ),
+    "prior": (
+        {"model": quell.gaussian_regression(FEATURES, TARGETS, noise=0.5, prior=quell.NormalPrior(0.0, 2.0))},
+        r"differs in log-prior \(",
+    ),
+    "class of the model": (
+        {"model": _lines(1.0)},
+        r"model, class \(quell\.models\.linear\.LinearPredictor there, quell",
+    ),
+    "family": ({"family": quell.FullRank(2)}, r"family, class \(.*MeanField there, .*FullRank here\)"),
+    "setting of the family": (
+        {"family": quell.MeanField(2, init_scale=0.2)},
+        r"differs in family, init_scale \(0\.1 there, 0\.2 here\)\. ",
+    ),
+    "variates": ({"variates": quell.paper.variates("c1")}, r"variates, c1 \(none there, "),
+    "base": ({"base": quell.BaseGradient(variational=RP)}, r"base, variational"),
+    "sampler": ({"sampler": quell.Sampler(2, 1)}, r"sampler, batch_size \(2 there, 1 here\)"),
+    "rule": ({"rule": quell.Rule(decay=0.1)}, r"rule, decay \(0\.02 there, 0\.1 here\)"),
+    "optimizer": ({"optimizer": optax.sgd(0.1)}, r"state, \.algorithm\.optimizer.* there, none here"),
+    "default optimizer": ({"optimizer": None}, r"optimizer \(given there, the default for 90 steps here\)"),
+    "average": ({"average_from": 0.5}, r"averaged after step \(none there, 45 here\)"),
+    "key": ({"key": jax.random.key(1)}, r"differs in key \("),
+}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    path = tmp_path_factory.mktemp("written") / "fit.quell"
+    _fit(jax.random.key(0), quell.Checkpoint(path))
+    return path
+
+
+@pytest.mark.parametrize("what", ANOTHER)
+def test_a_checkpoint_of_another_fit_is_refused_with_what_differs(what, written, monkeypatch):
+    changed, text = ANOTHER[what]
+    monkeypatch.setattr(loop, "run_chunk", pytest.fail)
+    before = written.read_bytes()
+    options = {"key": jax.random.key(0), "optimizer": ADAM, "steps": 90, "sampler": SAMPLER, "variates": ()}
+    options |= {"model": MODEL, "family": FAMILY, "checkpoint": quell.Checkpoint(written, resume=True)} | changed
+    with pytest.raises(CheckpointError, match=f"(?s)was written by another fit: it .*{text}.*") as error:
+        quell.fit(**options)
+    assert "The checkpoint of this fit was needed. Give this fit a path of its own" in str(error.value)
+    assert written.read_bytes() == before
+
+
+def test_a_changed_function_is_seen_and_an_equal_one_is_not(key, path):
+    options = {"optimizer": ADAM, "steps": 5, "variates": (), "sampler": SAMPLER, "key": key}
+    once = quell.fit(_lines(1.0), FAMILY, checkpoint=quell.Checkpoint(path), **options)
+    resume = quell.Checkpoint(path, resume=True)
+    with pytest.raises(CheckpointError, match=r"differs in log-likelihood"):
+        quell.fit(_lines(2.0), FAMILY, checkpoint=resume, **options)
+    again = quell.fit(_lines(1.0), FAMILY, checkpoint=resume, **options)
+    _assert_same(_all(again), _all(once))
+
+
+def test_a_file_that_is_there_is_not_overwritten(written):
+    before = written.read_bytes()
+    text = r"is there already\. A new path, or the wish to go on, was needed\. Write .*resume=True\)` to go on"
+    with pytest.raises(CheckpointError, match=text):
+        _fit(jax.random.key(0), quell.Checkpoint(written))
+    assert written.read_bytes() == before
+
+
+def test_fewer_steps_than_the_checkpoint_has_are_refused(written):
+    text = r"`steps` was given as 50 .* holds 90\. At least 90 was needed\."
+    with pytest.raises(CheckpointError, match=text):
+        _fit(jax.random.key(0), quell.Checkpoint(written, resume=True), steps=50)
+
+
+def test_a_path_that_cannot_be_written_is_seen_at_once(key, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "run_chunk", pytest.fail)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written \(No such file .*\)\. A file in a folder .* was needed"
+    ):
+        _fit(key, quell.Checkpoint(tmp_path / "nowhere" / "fit.quell"))
+
+
+def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
+    write, calls = checkpoint_module.save_reached, []
+
+    def full(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        write(*args)
+
+    monkeypatch.setattr(checkpoint_module, "save_reached", full)
+    with pytest.warns(UserWarning, match=r"could not be written \(No space left on device\)\. The fit goes on"):
+        result = _fit(key, quell.Checkpoint(path, every_steps=40))
+    assert result.status is Status.COMPLETED
+    assert checkpoint_file.read_contents(path).header["step"] == 90
+
+
+def test_another_version_of_jax_is_told(written, monkeypatch):
+    monkeypatch.setattr(jax, "__version__", "99.0")
+    with pytest.warns(UserWarning, match=r"goes on with JAX 99\.0: the fit is the same to rounding, not bit for bit"):
+        _fit(jax.random.key(0), quell.Checkpoint(written, resume=True))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_intervals_must_be_positive(path):
+    with pytest.raises(ValueError, match=r"`every_steps` was given as 0\. An integer of at least 1 was needed"):
+        quell.Checkpoint(path, every_steps=0)
+    with pytest.raises(ValueError, match=r"`every_minutes` was given as -1\. A positive, finite number was needed"):
+        quell.Checkpoint(path, every_minutes=-1)
+
+
+def test_writing_is_cheap(key, path):
+    """A hundred thousand steps with seven variates: well below a second, and about ten megabytes."""
+    plan = FitOptions(optimizer=ADAM, variates=()).plan(MODEL, FAMILY, key)
+    num, rng = 100_000, np.random.default_rng(0)
+    rows = [rng.normal(size=num) for _ in range(3)]
+    history = History(*rows, rng.normal(size=(num, 7)), np.zeros((num, 7), bool), np.zeros(num, bool))
+    began = time.perf_counter()
+    save_reached(path, Reached(plan.start, ((history,),), 0.0), {})
+    assert time.perf_counter() - began < 5.0, "about 0.1 s on an idle machine"
+    assert 8e6 < path.stat().st_size < 10e6

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quell fit` and `quell report`: from two files to a folder, and every way that can go wrong."""
+
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import quell
+import tolerances
+from quell.cli.app import app
+from quell.cli.data_file import read_data
+from quell.cli.fit_settings import FitSettings
+from quell.cli.model_file import load_model
+from quell.fitting import driver, loop
+
+MODELS = """
+import jax.numpy as jnp
+import quell
+
+ready = quell.gaussian_regression([[1.0], [2.0], [-1.0]], [0.3, 1.1, -0.2], noise=0.5)
+number = 3
+
+def line(data):
+    return quell.gaussian_regression(jnp.stack([data["x"], jnp.ones(len(data["x"]))], axis=1), data["y"], noise=0.5)
+
+def by_name(x, y):
+    return quell.gaussian_regression(x[:, None], y, noise=0.5)
+
+def nothing(data):
+    return None
+
+def broken(data):
+    return data["z"]
+
+def exploding(data):
+    return quell.Model(lambda z, x: jnp.sqrt(z[0] - 5.0) - x**2, quell.NormalPrior(), data["x"], 1)
+"""
+NUMPYRO = """
+import numpyro
+import numpyro.distributions as dist
+
+def slope(x, y):
+    rate = numpyro.sample("rate", dist.Exponential(1.0))
+    with numpyro.plate("rows", len(x)):
+        numpyro.sample("y", dist.Normal(rate * x, 0.5), obs=y)
+"""
+ROWS = "x,y\n1.0,0.3\n2.0,1.1\n-1.0,-0.2\n0.5,0.4\n"
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A file of models and one of data, in a folder of their own."""
+    models, data = tmp_path / "models.py", tmp_path / "data.csv"
+    models.write_text(MODELS)
+    data.write_text(ROWS)
+    return SimpleNamespace(models=models, data=data, out=tmp_path / "new" / "out")
+
+
+@pytest.fixture
+def no_report(monkeypatch):
+    """The page has tests of its own, and costs seconds."""
+    monkeypatch.setattr(quell.FitResult, "report", lambda self, path: path.write_text(f"<p>{self.status.name}</p>"))
+
+
+def _run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def _fit(files, *words, model="line", **options):
+    defaults = {"data": files.data, "family": "meanfield", "steps": 60, "variates": "none", "out": files.out}
+    given = [word for name, value in (defaults | options).items() for word in (f"--{name}", value)]
+    return _run("fit", f"{files.models}:{model}", *given, *words)
+
+
+def _printed(result):
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
+
+
+# The happy path
+
+
+def test_a_fit_leaves_everything_in_its_folder_and_the_report_can_be_written_again(files, no_report, monkeypatch):
+    result = _fit(files, "--seed", 4)
+    assert result.exit_code == 0, result.output
+    assert "status   completed" in result.stdout
+    assert {path.name for path in files.out.iterdir()} == {
+        "checkpoint.quell",
+        "settings.json",
+        "result.json",
+        "posterior.npz",
+        "report.html",
+    }
+    settings = json.loads((files.out / "settings.json").read_text())["options"]
+    assert settings["model"] == f"{files.models}:line"
+    assert (settings["data"], settings["steps"], settings["seed"]) == (str(files.data), 60, 4)
+    summary = json.loads((files.out / "result.json").read_text())
+    assert (summary["status"], summary["steps"], summary["skipped"]) == ("completed", 60, 0)
+    assert math.isfinite(summary["elbo"])
+    assert summary["seconds"] > 0
+    with np.load(files.out / "posterior.npz", allow_pickle=False) as draws:
+        assert draws["z"].shape == (1000, 2)
+        found = [[entry["mean"], entry["sd"]] for entry in summary["parameters"].values()]
+        np.testing.assert_allclose(np.array(found).T, [draws["z"].mean(axis=0), draws["z"].std(axis=0, ddof=1)])
+    assert (files.out / "report.html").read_text() == "<p>COMPLETED</p>"
+    written = {path.name: path.read_bytes() for path in files.out.iterdir()}
+    for name in ("report.html", "posterior.npz", "result.json"):
+        (files.out / name).unlink()
+    monkeypatch.undo()
+    again = _run("report", files.out)
+    assert again.exit_code == 0, again.output
+    assert "status   completed" in again.stdout
+    for name in ("posterior.npz", "checkpoint.quell", "settings.json"):
+        assert (files.out / name).read_bytes() == written[name]
+    assert "<html" in (files.out / "report.html").read_text()
+
+
+def test_the_options_say_what_is_fitted(files):
+    settings = FitSettings(
+        model=f"{files.models}:line",
+        data=str(files.data),
+        family="lowrank",
+        steps=60,
+        seed=3,
+        learning_rate=0.1,
+        batch_size=2,
+        variates="c1, c7",
+    )
+    plan = settings.plan(checkpoint=quell.Checkpoint(files.out))
+    gradient, optimizer = plan.algorithm.gradient, plan.algorithm.optimizer
+    assert gradient.problem.family == quell.LowRank(2, 2)
+    assert gradient.sampler == quell.Sampler(batch_size=2)
+    assert gradient.names == ("c1", "c7")
+    assert (plan.key == jax.random.key(3)).all()
+    updates, _ = optimizer.update(jnp.ones(1), optimizer.init(jnp.ones(1)))
+    np.testing.assert_allclose(updates, -0.1, **tolerances.DIFFERENCES)
+    default = FitSettings(model=f"{files.models}:ready").plan(checkpoint=quell.Checkpoint(files.out))
+    problem = default.algorithm.gradient.problem
+    assert default.algorithm.gradient.names == tuple(
+        one.name for one in quell.default_variates(problem, default.algorithm.gradient.sampler)
+    )
+
+
+@pytest.mark.usefixtures("no_report")
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(files, monkeypatch, tmp_path):
+    whole = SimpleNamespace(models=files.models, data=files.data, out=tmp_path / "whole")
+    assert _fit(whole, steps=200).exit_code == 0
+    run_chunk, done = loop.run_chunk, []
+
+    def interrupted(*args):
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(None)
+        return run_chunk(*args)
+
+    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "run_chunk", interrupted)
+    stopped = _fit(files, "--checkpoint-every", 10, steps=200)
+    assert stopped.exit_code == 130
+    line = stopped.stderr.strip().splitlines()[-1]
+    assert re.match(r"Interrupted after 30 of 200 steps\. To go on: quell fit ", line), line
+    assert not (files.out / "result.json").exists()
+    monkeypatch.setattr(loop, "run_chunk", run_chunk)
+    shown = _run("report", files.out)
+    assert shown.exit_code == 0
+    assert json.loads((files.out / "result.json").read_text())["status"] == "interrupted"
+    words = line.partition("quell ")[2].split()
+    resumed = _run(*words)
+    assert resumed.exit_code == 0, resumed.output
+    one, two = (
+        quell.fitting.checkpoint_file.read_contents(at.out / "checkpoint.quell").arrays for at in (whole, files)
+    )
+    assert all(one[name].tobytes() == two[name].tobytes() for name in one)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_fit_that_diverges_is_a_failure(files):
+    result = _fit(files, model="exploding")
+    assert result.exit_code == 1
+    assert re.search(r"The fit diverged after \d+ steps\. .*Lower the learning rate", _printed(result))
+    assert json.loads((files.out / "result.json").read_text())["status"] == "diverged"
+
+
+# Kinds of models
+
+
+def test_a_model_is_an_object_or_a_function_of_the_data(files):
+    data = read_data(files.data)
+    assert load_model(f"{files.models}:ready").num_data == 3
+    assert load_model(f"{files.models}:line", data).dim == 2
+    assert load_model(f"{files.models}:by_name", data).dim == 1
+    assert load_model(str(files.models)).num_data == 3, "the only model object"
+
+
+def test_a_numpyro_model_is_taken_as_it_is(files, tmp_path):
+    file = tmp_path / "numpyro_model.py"
+    file.write_text(NUMPYRO)
+    model = load_model(str(file), read_data(files.data))
+    assert (model.dim, model.num_data) == (1, 4)
+    assert "rate" in model.constrain(jnp.zeros(1))
+    made = file.with_name("made.py")
+    made.write_text(NUMPYRO + "\nimport quell\n\ndef made(data):\n    return quell.from_numpyro(slope, **data)\n")
+    assert load_model(f"{made}:made", read_data(files.data)).dim == 1
+
+
+def test_a_model_may_import_its_neighbours(tmp_path):
+    (tmp_path / "beside_the_model.py").write_text("NOISE = 0.5\n")
+    text = (
+        "import quell\nfrom beside_the_model import NOISE\nm = quell.gaussian_regression([[1.0]], [2.0], noise=NOISE)\n"
+    )
+    (tmp_path / "mine.py").write_text(text)
+    assert load_model(str(tmp_path / "mine.py")).dim == 1
+
+
+# Data
+
+
+def test_data_are_read_by_name(tmp_path):
+    (tmp_path / "data.csv").write_text("\ufeffx, label\n1.5,0\n-2e3,1\n\n")
+    found = read_data(tmp_path / "data.csv")
+    np.testing.assert_array_equal(found["x"], [1.5, -2000.0])
+    np.testing.assert_array_equal(found["label"], [0, 1])
+    assert found["label"].dtype == np.int64
+    np.savez(tmp_path / "data.npz", x=np.ones((2, 3)), flag=np.array([True, False]), scale=0.5)
+    found = read_data(tmp_path / "data.npz")
+    assert {name: array.shape for name, array in found.items()} == {"x": (2, 3), "flag": (2,), "scale": ()}
+
+
+BAD_CSV = {
+    "x,y\n1,2\n3,\n": r"The column 'y' of .* has an empty cell in row 2\. Finite numbers were needed\. Drop or fill",
+    "x,y\n1,2\n3,nan\n": r"The column 'y' of .* has nan in row 2\. Finite numbers were needed\.",
+    "x,y\n1,2\n3,-inf\n": r"The column 'y' of .* has -inf in row 2\.",
+    "x,y\n1,2\nred,4\n": r"The column 'x' of .* has 'red' in row 2\. Numbers were needed\. Turn categories into",
+    "x,y\n1,2\n3\n": r"Row 2 of .* has 1 cells for 2 columns\. As many were needed\.",
+    "x,x\n1,2\n": r"has the header \['x', 'x'\] and 1 rows\. A first line with a different name for each column",
+    "x,\n1,2\n": r"has the header \['x', ''\] and 1 rows\.",
+    "x,y\n": r"has the header \['x', 'y'\] and 0 rows\.",
+    "": r"has the header \[\] and 0 rows\.",
+}
+
+
+@pytest.mark.parametrize("text", BAD_CSV)
+def test_a_bad_csv_is_refused_with_the_place(text, tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=BAD_CSV[text]):
+        read_data(path)
+
+
+BAD_NPZ = {
+    "missing": ({"x": np.array([[1.0, 2.0], [3.0, np.nan]])}, r"The array 'x' of .* has nan at \[1, 1\]\. Finite"),
+    "texts": ({"x": np.array(["a", "b"])}, r"The array 'x' of .* has dtype <U1\. Numbers were needed\."),
+    "objects": ({"x": np.array([None, 1])}, r"could not be read \(.*pickle.*An archive of plain arrays was needed"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_NPZ)
+def test_a_bad_npz_is_refused_with_the_place(what, tmp_path):
+    arrays, text = BAD_NPZ[what]
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(ValueError, match=f"(?s){text}"):
+        read_data(tmp_path / "data.npz")
+
+
+def test_an_unknown_data_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'.*none\.csv' was not found\. An `\.npz` of arrays, or a `\.csv`"):
+        read_data(tmp_path / "none.csv")
+    (tmp_path / "data.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"'.*data\.txt' is of a kind that is not known\."):
+        read_data(tmp_path / "data.txt")
+    (tmp_path / "data.npz").write_text("no archive")
+    with pytest.raises(ValueError, match=r"data\.npz could not be read"):
+        read_data(tmp_path / "data.npz")
+
+
+# Bad input on the command line
+
+BAD = {
+    "fit nowhere.py --out {out}": r"The file '.*nowhere\.py' was not found\. A Python file was needed\.",
+    "fit {models}:other --out {out}": r"has no model named 'other'\. It has ready\. Write for example",
+    "fit {models}:number --out {out}": r"has no model named 'number'\. It has ready\.",
+    "fit {models} --data {data} --out {out}": r"Data were given for 'ready' .* a model that holds its own\.",
+    "fit {models}:nothing --data {data} --out {out}": r"nothing in .* returned None\. A model of quell was needed\.",
+    "fit {models}:broken --data {data} --out {out}": r"broken in .* could not be called \(KeyError: 'z'\)\.",
+    "fit {models}:line --out {out}": r"has no model named 'line'\. It has ready\.",
+    "fit {models}:ready --family full --out {out}": r"The family 'full' is not known\. .* Did you mean 'fullrank'",
+    "fit {models}:ready --steps 0 --out {out}": r"`steps` was given as 0\. An integer of at least 1 was needed\.",
+    "fit {models}:ready --learning-rate -1 --out {out}": r"`learning_rate` was given as -1\.0\. A positive, finite",
+    "fit {models}:ready --batch-size 9 --out {out}": r"`batch_size` was given as 9 for 3 data\. At most 3 was needed\.",
+    "fit {models}:ready --variates S8 --out {out}": r"The ensemble 'S8' is not known\. One of default, none, S4",
+    "fit {models}:ready --checkpoint-every 0 --out {out}": r"`every_steps` was given as 0\.",
+    "fit {two} --out {out}": r"was given without a name, and it has a, b\. One model, .* was needed\.",
+    "fit {wrong}:other --data {data} --out {out}": r"other\(a, b\) in .* was given the arrays x, y\. A function",
+    "fit {wrong}:model --out {out}": r"cannot be fitted \(TypeError: .*Call `quell\.check_model\(model\)`",
+    "report {out}": r"holds no fit that can be read \(settings\.json: .*A folder that `quell fit` wrote was needed",
+}
+WRONG = """
+import jax.numpy as jnp
+import quell
+
+model = quell.Model(lambda z: z, quell.NormalPrior(), jnp.ones(3), 1)
+
+def other(a, b):
+    return model
+"""
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input_is_refused_before_anything_is_written(words, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "run_chunk", pytest.fail)
+    two, wrong = tmp_path / "two.py", tmp_path / "wrong.py"
+    two.write_text("def a(data):\n    pass\n\ndef b(data):\n    pass\n")
+    wrong.write_text(WRONG)
+    filled = words.format(models=files.models, data=files.data, out=files.out, two=two, wrong=wrong)
+    result = _run(*filled.split())
+    assert result.exit_code == 2, result.output
+    assert re.search(BAD[words], _printed(result)), _printed(result)
+    assert not files.out.exists()
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_folder_with_a_fit_is_not_overwritten(files):
+    assert _fit(files).exit_code == 0
+    before = {path.name: path.read_bytes() for path in files.out.iterdir()}
+    refused = _fit(files)
+    assert refused.exit_code == 2
+    assert re.search(r"holds a fit already\. A new folder, .* Type the same with `--resume`", _printed(refused))
+    other = _fit(files, "--resume", "--seed", 3, steps=80)
+    assert other.exit_code == 2
+    assert re.search(r"other settings: --steps \(60 there\), --seed \(0 there\)\. The same were", _printed(other))
+    files.data.write_text(ROWS.replace("0.4", "0.7"))
+    for changed in (_fit(files, "--resume"), _run("report", files.out)):
+        assert changed.exit_code == 2
+        assert re.search(r"was written by another fit: it differs in data, \.targets", _printed(changed))
+    assert {path.name: path.read_bytes() for path in files.out.iterdir()} == before
+    (files.out / "checkpoint.quell").unlink()
+    gone = _run("report", files.out)
+    assert gone.exit_code == 2
+    assert re.search(r"The checkpoint .* was not found\.", _printed(gone))
+
+
+@pytest.mark.usefixtures("no_report")
+def test_resume_in_an_empty_folder_starts_anew(files):
+    assert _fit(files, "--resume").exit_code == 0
+    assert _fit(files, "--resume").exit_code == 0, "nothing is left to do"
+
+
+def test_a_folder_that_cannot_be_made_is_refused(files, tmp_path):
+    (tmp_path / "file").write_text("")
+    result = _fit(files, out=tmp_path / "file" / "out")
+    assert result.exit_code == 2
+    assert re.search(r"`--out` was given as .* where nothing can be written .*A folder was needed", _printed(result))
