@@ -9,6 +9,7 @@ variance of the base gradient is that of the combined one, `t` how many times a 
 """
 
 import argparse
+import functools
 import json
 import math
 import platform
@@ -26,6 +27,7 @@ from quell.combine import MomentState
 from quell.compilation import quick_jit
 from quell.evaluation import Evaluation
 from quell.terms import joint
+
 
 def normal(x, loc, log_scale):
     return -0.5 * ((x - loc) * jnp.exp(-log_scale)) ** 2 - log_scale - 0.5 * math.log(2 * math.pi)
@@ -71,7 +73,9 @@ def varying_intercepts() -> quell.Model:
 
     data = {"group": jnp.asarray(group), "x": jnp.asarray(x), "y": jnp.asarray(y)}
     names = ("mean", "slope", "log_noise", "log_spread")
-    return quell.Model(log_likelihood, log_prior, data, {n: jnp.zeros(()) for n in names} | {"intercepts": jnp.zeros(40)})
+    return quell.Model(
+        log_likelihood, log_prior, data, {n: jnp.zeros(()) for n in names} | {"intercepts": jnp.zeros(40)}
+    )
 
 
 def student_t() -> quell.Model:
@@ -86,7 +90,9 @@ def student_t() -> quell.Model:
         return constant - 0.5 * jnp.log(df * math.pi) - z["log_scale"] - 0.5 * (df + 1) * jnp.log1p(residual**2 / df)
 
     def log_prior(z):
-        return jnp.sum(normal(z["weights"], 0.0, 1.0)) + normal(z["log_scale"], 0.0, 0.0) + normal(z["log_df"], 0.0, 0.0)
+        return (
+            jnp.sum(normal(z["weights"], 0.0, 1.0)) + normal(z["log_scale"], 0.0, 0.0) + normal(z["log_df"], 0.0, 0.0)
+        )
 
     data = {"x": jnp.asarray(x), "y": jnp.asarray(y)}
     latent = {"weights": jnp.zeros(10), "log_scale": jnp.zeros(()), "log_df": jnp.zeros(())}
@@ -215,7 +221,7 @@ def measure(problem: quell.Problem, batch_size: int | None, steps: int, timed: l
     programs = {}
     for name in timed:
         some = make_gradient(problem, ENSEMBLES[name], batch_size)
-        programs[name] = lambda g=some, c=start(some): run(g, c, keys)
+        programs[name] = functools.partial(run, some, start(some), keys)
     seconds = step_seconds(programs, keys.shape[0])
     times = {name: value / seconds["base"] for name, value in seconds.items()}
     return {"elbo": float(jnp.mean(elbo[-100:])), "quieter": found, "step_time": times}
@@ -238,10 +244,15 @@ def main() -> None:
                 found = measure(quell.Problem(model, family), batch_size, options.steps, options.timed)
                 row = {"model": name, "family": type(family).__name__, "batch_size": batch_size, **found}
                 rows.append(row)
-                cells = [f"{x:.1f}x" + (f" {found['step_time'][e]:.1f}t" if e in found["step_time"] else "")
-                         for e, x in found["quieter"].items()]
-                print(f"{name:22}{row['family']:12}{batch_size or 'all':>6}{found['elbo']:9.1f}"
-                      + "".join(f"{cell:>15}" for cell in cells), flush=True)
+                cells = [
+                    f"{x:.1f}x" + (f" {found['step_time'][e]:.1f}t" if e in found["step_time"] else "")
+                    for e, x in found["quieter"].items()
+                ]
+                print(
+                    f"{name:22}{row['family']:12}{batch_size or 'all':>6}{found['elbo']:9.1f}"
+                    + "".join(f"{cell:>15}" for cell in cells),
+                    flush=True,
+                )
     if options.out:
         with open(options.out, "w") as file:
             json.dump({"rows": rows, "jax": jax.__version__, "machine": platform.machine()}, file, indent=2)

@@ -97,7 +97,7 @@ class Page:
             PluginError: for a block that fails, with page and line.
         """
         pieces, end = [], 0
-        with _drawing():
+        with drawing():
             for block in self.blocks():
                 try:
                     found = self.run(block)
@@ -135,7 +135,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 @contextlib.contextmanager
-def _drawing() -> Iterator[None]:
+def drawing() -> Iterator[None]:
     """Draw into memory, in our looks; no figure is left open."""
     import matplotlib
     from matplotlib import pyplot

@@ -6,8 +6,13 @@ import functools
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mkdocs.exceptions import PluginError
+from numpyro import infer
+
+import quell
 
 
 def _text(path: Path) -> str:
@@ -22,6 +27,8 @@ API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
 SUBPACKAGES = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "cli")
 RUNNABLE = [path for path in (README, *PAGES) if "```python run\n" in _text(path)]
 RECIPES = ["quell.ControlVariate", "quell.BaseGradient", "quell.Gradient"]
+FEW = 20
+"""Steps of a fit on a page that is run in full when it is built."""
 
 
 # Reading the source, not the objects: a class without a docstring gets one from Python at run time
@@ -37,7 +44,25 @@ def _tree(module: str) -> ast.Module:
 def _exports(module: str) -> dict[str, str]:
     """Public names of a package, with the module that each is imported from."""
     imports = [node for node in _tree(module).body if isinstance(node, ast.ImportFrom)]
-    return {alias.asname: str(node.module) for node in imports for alias in node.names if alias.asname}
+    found = {alias.asname: str(node.module) for node in imports for alias in node.names if alias.asname}
+    return found | _lazy_exports(module)
+
+
+def _lazy_exports(module: str) -> dict[str, str]:
+    """Names that a package imports when they are first used, with the module that each comes from.
+
+    They are the keys of `_HOMES`, or what `__getattr__` compares its argument with: `if name == "x": return home.x`.
+    """
+    homes = {}
+    for node in _tree(module).body:
+        if isinstance(node, ast.Assign) and _assigned(node) == ["_HOMES"]:
+            homes |= {name: f"{module}.{home}" for name, home in ast.literal_eval(node.value).items()}
+        if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+            homes |= {found[1]: f"{module}.{found[2]}" for found in _LAZY.finditer(ast.unparse(node))}
+    return homes
+
+
+_LAZY = re.compile(r"if name == '(\w+)':\n +return (\w+)\.\1$", re.MULTILINE)
 
 
 def _definition(path: str) -> str:
@@ -103,6 +128,16 @@ def test_every_public_name_is_on_an_api_page():
     assert len(shown) == len(documented), "a name is shown twice"
 
 
+def test_lazily_imported_names_are_public_too():
+    packages = ["quell", *(f"quell.{name}" for name in SUBPACKAGES)]
+    lazy = [name for name in packages if "__getattr__" in [getattr(node, "name", "") for node in _tree(name).body]]
+    assert {name: sorted(_lazy_exports(name)) for name in lazy} == {
+        "quell": ["from_numpyro"],
+        "quell.adapters": sorted(quell.adapters.__all__),
+    }
+    assert _definition("quell.from_numpyro") == "quell.adapters.numpyro_model.from_numpyro"
+
+
 def test_every_subpackage_has_an_api_page():
     pages = {page.stem for page in API_PAGES}
     assert [name for name in SUBPACKAGES if name not in pages] == []
@@ -127,12 +162,16 @@ def test_estimators_approximations_and_recipes_state_bias_and_cost():
 # Formulas
 
 
-@pytest.fixture(scope="module")
-def hooks():
-    spec = importlib.util.spec_from_file_location("quell_docs_hooks", ROOT / "docs" / "hooks.py")
+def _loaded(name: str):
+    spec = importlib.util.spec_from_file_location(f"quell_docs_{name}", ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def hooks():
+    return _loaded("hooks")
 
 
 def test_every_formula_in_a_docstring_can_be_shown(hooks):
@@ -175,10 +214,100 @@ def test_no_python_code_is_left_out():
     assert set(fences) == {"```python run"}
 
 
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.name)
-def test_the_code_of_a_page_runs(path):
-    text = _text(path)
-    namespace: dict[str, object] = {}
-    for block in re.finditer(r"^```python run\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        lines_before = text.count("\n", 0, block.start(1))  # so that an error names the line of the page
-        exec(compile("\n" * lines_before + block.group(1), str(path), "exec"), namespace)
+@pytest.fixture(scope="module")
+def execution():
+    return _loaded("execution")
+
+
+@pytest.fixture
+def few_steps(monkeypatch):
+    """Fits and measurements that are short, whatever a page asks for."""
+    for name in ("fit", "fit_many"):
+        monkeypatch.setattr(quell, name, _with_few(getattr(quell, name), "steps"))
+    for name in ("gradient_variance", "contributions"):
+        monkeypatch.setattr(quell.diagnostics, name, _with_few(getattr(quell.diagnostics, name), "num"))
+    run = infer.SVI.run
+    monkeypatch.setattr(infer.SVI, "run", lambda svi, key, steps, *a, **k: run(svi, key, min(steps, FEW), *a, **k))
+
+
+def _with_few(function, count):
+    return lambda *args, **options: function(*args, **{**options, count: min(options.get(count, FEW), FEW)})
+
+
+# Of a fit with few steps the last thousand are few, and some are none
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:Mean of empty slice")
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_code_of_a_page_runs(path, execution, request):
+    address = path.relative_to(ROOT / "docs").as_posix() if path != README else "README.md"
+    if address.startswith(execution.RUN):
+        request.getfixturevalue("few_steps")
+    page = execution.Page(_text(path), str(path))
+    with execution.drawing():
+        for block in page.blocks():
+            page.run(block)
+
+
+# Pages that are run when they are built
+
+MADE_UP = """# A page
+
+```python run
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+print("seven", 3 + 4)
+```
+
+Between them.
+
+```python run
+plt.plot([1, 2])
+plt.title("A < B")
+```
+
+```python run
+alone = Figure()
+alone.suptitle("Nobody registered this one")
+alone
+```
+"""
+
+
+def _built(execution, markdown, address="gallery/made-up.md"):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=address))
+    return execution.on_page_markdown(markdown, page=page, config=None, files=None)
+
+
+def test_output_and_figures_stand_below_their_block(execution):
+    shown = _built(execution, MADE_UP)
+    first, second, third = re.split(r"(?:Between them\.|alone = Figure)", shown)
+    assert first.endswith("```\n\n```` { .text .output .no-copy }\nseven 7\n````\n\n")
+    assert "<img" not in first
+    assert second.count("<img") == third.count("<img") == 1
+    assert re.search(r'<img class="drawn" alt="A &lt; B" width="\d+" src="data:image/png;base64,iVBOR', second)
+    assert 'alt="Nobody registered this one"' in third
+    assert "python run" not in shown
+
+
+def test_a_page_is_built_the_same_twice(execution):
+    assert _built(execution, MADE_UP) == _built(execution, MADE_UP)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [("missing_name", "NameError: name 'missing_name'"), ("plt.plot(", "SyntaxError: '(' was never closed")],
+)
+def test_a_block_that_fails_stops_the_build_with_page_and_line(execution, line, error):
+    broken = MADE_UP.replace("plt.plot([1, 2])", f"def draw():\n    {line}\n\n\ndraw()")
+    with pytest.raises(PluginError, match=re.escape(f"gallery/made-up.md, line 14: {error}")):
+        _built(execution, broken)
+
+
+@pytest.mark.parametrize(("address", "value"), [("concepts.md", None), ("gallery/made-up.md", "0")])
+def test_other_pages_are_highlighted_and_not_run(execution, monkeypatch, address, value):
+    if value is not None:
+        monkeypatch.setenv("QUELL_DOCS_RUN", value)
+    shown = _built(execution, MADE_UP.replace("plt.plot", "missing_name"), address)
+    assert shown.count("```python\n") == 3
+    assert "seven 7" not in shown
+    assert "python run" not in shown

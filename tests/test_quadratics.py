@@ -15,7 +15,7 @@ from quell.approximations.row_sum import sum_over_rows
 from quell.approximations.sketch import DenseSketch, DiagonalSketch, LowRankSketch
 from quell.evaluation import Evaluation
 from quell.families.base import dense_gram
-from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, Quadratic, SumCurvature
+from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
 from quell.terms import joint
 from test_laws import all_close, exact_evaluation, sampled_evaluation
 from tolerances import EXACT, EXPECTATION, QUIET, SINGLE
@@ -106,7 +106,8 @@ def test_factored_equals_dense(name, form, key):
     all_close(*both_ways(at.params), EXACT)
 
 
-def _refreshed_gram(variate, evaluation):
+def _refreshed_gram(variate, at):
+    evaluation = Evaluation(at.problem, at.params, at.draw)
     state = variate.update(evaluation, variate.init(evaluation.problem), None)
     return state, evaluation.particles.gram([variate.sample(evaluation, state)])
 
@@ -132,12 +133,10 @@ def test_single_precision_is_near_double(key):
         np.testing.assert_allclose(grams[1], grams[0], **SINGLE)
 
 
-@pytest.mark.parametrize("name", ["function, mean-field", "function, full-rank"])
-def test_jit_equals_eager_and_does_not_compile_twice(name, key):
-    problem = PROBLEMS[name]
+def test_jit_equals_eager_and_does_not_compile_twice(key):
+    problem = PROBLEMS["function, full-rank"]
     variates = [
-        quell.ControlVariate(quell.Data(), RP, CF_ALL, anchored("low-rank", every=2)),
-        quell.ControlVariate(quell.Prior(), RP, CF, anchored()),
+        quell.ControlVariate(joint(), RP, CF_ALL, anchored(every=2)),
         quell.ControlVariate(joint(), RP, CF, quell.FittedQuadratic()),
     ]
     gradient = quell.Gradient(problem, variates, sampler=quell.Sampler(2, 2))
@@ -149,12 +148,30 @@ def test_jit_equals_eager_and_does_not_compile_twice(name, key):
         return gradient.update(key, params, state)
 
     state = gradient.init(params)
-    for step in range(3):
-        step_key = jax.random.fold_in(key, step)
-        after = update(step_key, params, state)
-        all_close(after, gradient.update(step_key, params, state), EXACT)
-        state = after[1]
+    for step in range(2):
+        state = update(jax.random.fold_in(key, step), params, state)[1]
+    after = update(key, params, state)
+    all_close(after, gradient.update(key, params, state), EXACT)
     assert len(traces) == 1
+    assert bool(jnp.all(after[2].weights != 0))
+
+
+def test_runs_that_are_vectorised_refresh_together_and_each_at_its_own_step(key):
+    """A branch stays a branch, so that no refresh is paid at every step; what a run did not ask for is not kept."""
+    problem, term = PROBLEMS["function, mean-field"], quell.Prior()
+    params, approximation = catalogue.some_params(problem.family), anchored(every=3)
+    draw = quell.Draw(jnp.ones((1, 2)), None)
+
+    def update(params, state):
+        return approximation.update(term, Evaluation(problem, params, draw), state, None)
+
+    many = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1.0]), params)
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), approximation.init(problem))
+    states = eqx.tree_at(lambda s: s.step, states, jnp.array([0, 1], jnp.int32))
+    assert " cond[" in str(jax.make_jaxpr(jax.vmap(update))(many, states))
+    after = jax.jit(jax.vmap(update))(many, states)
+    assert after.is_set["prior"].tolist() == [True, False]
+    np.testing.assert_allclose(after.quadratics["prior"].anchor, [params.loc, jnp.zeros(2)], **EXACT)
 
 
 # Sums over rows, and the expansions made of them
@@ -179,7 +196,7 @@ def test_chunks_of_any_length_give_the_same_sum(at_once):
     all_close(sum_over_rows(total, data, at_once=at_once), (jnp.sum(data["x"] ** 2, axis=0), jnp.asarray(55)), EXACT)
 
 
-@pytest.mark.parametrize("rows_at_once", [1, 12, 20, 1000])
+@pytest.mark.parametrize("rows_at_once", [1, 16, 1000])
 def test_chunked_expansion_is_the_taylor_polynomial(rows_at_once):
     model, anchor = bumpy_model(), jnp.array([0.3, -0.2, 0.5, 0.1])
 
@@ -188,16 +205,15 @@ def test_chunked_expansion_is_the_taylor_polynomial(rows_at_once):
 
     @jax.jit
     def found(z):
-        quadratic = expand_data(model, z, take, rows_at_once=rows_at_once)
-        return quadratic.constant, quadratic.slope, quadratic.curvature.matrix
+        data, prior = expand_data(model, z, take, rows_at_once=rows_at_once), expand_prior(model, z, take)
+        return [(q.constant, q.slope, q.curvature.matrix) for q in (data, prior)]
 
-    def total(z):
-        return jnp.sum(model.log_likelihood(z, model.data))
+    @jax.jit
+    def truth(z):
+        functions = (lambda z: jnp.sum(model.log_likelihood(z, model.data)), model.prior.log_prob)
+        return [(f(z), jax.grad(f)(z), jax.hessian(f)(z)) for f in functions]
 
-    truth = total(anchor), jax.grad(total)(anchor), jax.hessian(total)(anchor)
-    all_close(found(anchor), truth, EXACT)
-    prior = expand_prior(model, anchor, take)
-    all_close(prior.curvature.matrix, jax.hessian(model.prior.log_prob)(anchor), EXACT)
+    all_close(found(anchor), truth(anchor), EXACT)
 
 
 def symmetric(values):
@@ -212,8 +228,8 @@ def as_matrix(curvature, dim):
 def test_a_sketch_of_sufficient_rank_is_the_matrix(key):
     scale = jnp.asarray(RNG.uniform(0.1, 2.0, size=6))
     matrix = symmetric([5.0, -3.0, 0.5, 0.0, 0.0, 0.0])
-    for sketch in (DenseSketch(), LowRankSketch(3), LowRankSketch(5), LowRankSketch(50)):
-        taken = sketch.take(key, lambda columns: matrix @ columns, scale)
+    for sketch in (DenseSketch(), LowRankSketch(3), LowRankSketch(50)):
+        taken = jax.jit(lambda s=sketch: s.take(key, lambda columns: matrix @ columns, scale))()
         np.testing.assert_allclose(as_matrix(taken, 6), matrix, **EXACT)
         assert jax.tree.structure(taken) == jax.tree.structure(sketch.empty(6))
         assert jax.tree.map(jnp.shape, taken) == jax.tree.map(jnp.shape, sketch.empty(6))
@@ -263,12 +279,10 @@ def test_a_refresh_happens_at_multiples_only_and_holds_all_data():
     def log_joint(z):
         return jnp.sum(problem.model.log_likelihood(z, problem.model.data)) + problem.model.prior.log_prob(z)
 
-    here = start.loc + 6.0
     data, prior = state.quadratics["data"], state.quadratics["prior"]
-    np.testing.assert_allclose(data.slope + prior.slope, jax.grad(log_joint)(here), **EXACT)
-    np.testing.assert_allclose(
-        as_matrix(data.curvature, 2) + as_matrix(prior.curvature, 2), jax.hessian(log_joint)(here), **EXACT
-    )
+    slope, matrix = jax.jit(lambda z: (jax.grad(log_joint)(z), jax.hessian(log_joint)(z)))(start.loc + 6.0)
+    np.testing.assert_allclose(data.slope + prior.slope, slope, **EXACT)
+    np.testing.assert_allclose(as_matrix(data.curvature, 2) + as_matrix(prior.curvature, 2), matrix, **EXACT)
 
 
 def test_only_what_the_variate_uses_is_refreshed():
@@ -396,18 +410,17 @@ def test_the_fit_is_the_expected_gradient_and_the_expected_hessian(key):
     problem, params = quell.Problem(model, family), catalogue.some_params(family)
     variates = [quell.ControlVariate(quell.Data(), RP, CF, quell.FittedQuadratic(rate=0.01))]
     gradient = quell.Gradient(problem, variates, sampler=quell.Sampler(20))
-    fitted = settled(gradient, params, 4000, key).variates[0]
+    fitted = settled(gradient, params, 1000, key).variates[0]
 
     def value(z):
         return model.log_likelihood(z, model.data)[0]
 
     draw, mass = exact_draw(problem, None)
     latents = family.particles(params, draw.noise).latents("cholesky")
-    hessian = jnp.tensordot(mass, jax.vmap(jax.hessian(value))(latents), axes=1)
+    hessian, slope = (jnp.tensordot(mass, jax.vmap(f(value))(latents), axes=1) for f in (jax.hessian, jax.grad))
     at_mean = jax.hessian(value)(family.mean(params))
     far = float(jnp.linalg.norm(hessian - at_mean))
     assert float(jnp.linalg.norm(as_matrix(fitted.curvature, 2) - hessian)) < QUIET["fit"] * far
-    slope = jnp.tensordot(mass, jax.vmap(jax.grad(value))(latents), axes=1)
     np.testing.assert_allclose(fitted.grad(family.mean(params)), slope, atol=QUIET["fit"] * far)
 
 
@@ -422,3 +435,80 @@ def test_learning_does_not_depend_on_the_scale_of_the_gradients(factor, key):
     exact = jax.hessian(lambda z: jnp.sum(base.log_likelihood(z, base.data)))(params.loc)
     found = as_matrix(fitted.curvature, 3) / factor
     assert float(jnp.linalg.norm(found - exact)) < QUIET["scale"] * float(jnp.linalg.norm(exact))
+
+
+# Refusals and the default
+
+
+def _looped(z, x):
+    """A loop whose length depends on the latent has no reverse mode in JAX."""
+    return x + jax.lax.while_loop(lambda s: s < 2.0, lambda s: 1.5 * s, z[0])
+
+
+REFUSED = {
+    "variational": (quell.Variational(), anchored(), "an anchored quadratic is one of the data or the prior term, and"),
+    "score": (quell.Score(), quell.FittedQuadratic(), "the function of the score term is a constant"),
+    "no derivative": (quell.Data(), anchored(), "the data term cannot be differentiated twice in its latent (ValueErr"),
+    "taylor": (quell.Data(), quell.TaylorInLatent(), "the data term cannot be differentiated twice in its latent ("),
+}
+
+
+@pytest.mark.parametrize(("term", "approximation", "reason"), REFUSED.values(), ids=REFUSED)
+def test_refusals_are_explained(term, approximation, reason):
+    problem = quell.Problem(quell.Model(_looped, quell.NormalPrior(), jnp.ones(3), 1), quell.MeanField(1))
+    assert approximation.refuses(problem, term).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: quell.AnchoredQuadratic(every=0),
+            r"`every` was given as 0\. An integer of at least 1 was needed\. Write",
+        ),
+        (lambda: quell.AnchoredQuadratic(curvature="full"), r"The curvature 'full' is not known\. One of auto, dense"),
+        (lambda: quell.FittedQuadratic(rate=-1.0), r"`rate` was given as -1\.0\. A positive, finite number was needed"),
+        (
+            lambda: quell.FittedQuadratic(curvature="low"),
+            r"The curvature 'low' is not known\. One of auto, dense, diag",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_bad_options_are_explained(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def _default(model, family, sampler=None):
+    return [variate.name for variate in quell.default_variates(quell.Problem(model, family), sampler)]
+
+
+def test_the_default_suits_model_and_sampler():
+    """On all data the anchor does what Taylor does; a prior that is no quadratic gets one too."""
+    landing, prior = "variational: rp - cf", "anchored(prior): rp - cf"
+    data, taylor = "anchored(data): rp - cf[all]", "taylor-z(data): rp - cf"
+    model, family = bumpy_model(), quell.MeanField(4)
+    assert _default(model, family) == [landing, prior, data, taylor]
+    assert _default(model, family, quell.Sampler(1)) == [landing, prior, data]
+    assert _default(model, family, quell.Sampler(1, 11)) == [landing, prior, data]
+    assert _default(model, family, quell.Sampler(1, 2)) == [landing, prior, data, taylor]
+    linear = catalogue.MODELS["logistic"]
+    assert "taylor-x(data): rp - rp[all]" in _default(linear, quell.MeanField(2))
+    assert "taylor-x(data): rp - rp[all]" not in _default(linear, quell.MeanField(2), quell.Sampler(3))
+
+
+def test_the_default_waits_longer_where_a_refresh_costs_more_and_gives_up_in_the_end():
+    def wait(num_data):
+        model = quell.Model(lambda z, x: -((x - z[0] - z[1]) ** 2), lambda z: -z @ z, jnp.ones(num_data), 2)
+        variates = quell.default_variates(quell.Problem(model, quell.MeanField(2)), quell.Sampler(1, 10))
+        return [v.approximation.every for v in variates if v.name.startswith("anchored(data)")]
+
+    assert (wait(10), wait(1000), wait(100_000)) == ([20], [100], [])
+
+
+def test_scores_have_a_baseline_where_there_is_another_replicate():
+    model = quell.Model(lambda z, x: x * z[0], lambda z: 0.0 * z[0], jnp.ones(3), 1)
+    names = {num: _default(model, quell.Bernoulli(1), quell.Sampler(num)) for num in (1, 2)}
+    assert "leave-one-out(elbo): sf - cf" in names[2]
+    assert "leave-one-out(elbo): sf - cf" not in names[1]

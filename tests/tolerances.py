@@ -43,3 +43,9 @@ NODES_IN_THREE = {"rtol": 2e-5, "atol": 2e-6}
 QUIET = {"exact": 1e-6, "fit": 0.15, "scale": 0.05}
 """Shares that are left: of the variance where a quadratic is exact; of the distance between the expected Hessian and
 the one at the mean, after 20,000 noisy gradients; of an exact Hessian after 100 steps."""
+
+SMOOTHED = {"rtol": 1e-6, "atol": 1e-6}
+"""Our Pareto smoothing against that of ArviZ."""
+
+PRINTED = {"rtol": 1e-3}
+"""A number with four digits in a table."""

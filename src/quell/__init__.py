@@ -76,8 +76,9 @@ from quell.variates import catalogue as catalogue
 from quell.variates import default_base as default_base
 from quell.variates import default_variates as default_variates
 from quell.variates import zoo as zoo
+from quell.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

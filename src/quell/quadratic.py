@@ -46,7 +46,7 @@ class AbstractCurvature(eqx.Module):
     def trace_with(
         self, variance: Float[Array, "latent"], product: Callable[[Array], Float[Array, "rank latent"]]
     ) -> Float[Array, ""]:
-        r"""Return \(\mathrm{tr}(H \Sigma)\), where `variance` is the diagonal of \(\Sigma\) and `product` multiplies rows."""
+        r"""Return the trace of \(H \Sigma\); `variance` is \(\Sigma\)'s diagonal, `product` multiplies rows with it."""
         left, right = self.factors()
         return jnp.sum(left * product(right))
 

@@ -110,9 +110,7 @@ class AnchoredQuadratic(AbstractApproximation):
         dim = problem.model.dim
         zeros = Quadratic(jnp.zeros(dim), jnp.zeros(()), jnp.zeros(dim), self._sketch(dim).empty(dim))
         unset = jnp.zeros((), bool)
-        return AnchoredState(
-            jnp.zeros((), jnp.int32), {"data": unset, "prior": unset}, {"data": zeros, "prior": zeros}
-        )
+        return AnchoredState(jnp.zeros((), jnp.int32), {"data": unset, "prior": unset}, {"data": zeros, "prior": zeros})
 
     def apply(self, term: AbstractTerm, state: AnchoredState) -> AbstractTerm:
         return AnchoredTerm(term, state.quadratics[term.name], state.is_set[term.name])

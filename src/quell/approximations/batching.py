@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool
 def any_of_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
     """The flag itself; under `jax.vmap`, whether that of any run is set, as one flag for all of them.
 
-    A `jax.lax.cond` whose flag differs between runs computes both branches at every step. With one flag it does not; what
-    it computes for a run that did not ask is to be thrown away by that run's own flag.
+    A `jax.lax.cond` whose flag differs between runs computes both branches at every step. With one flag it does not;
+    what it computes for a run that did not ask is to be thrown away by that run's own flag.
     """
     return flag
 

@@ -23,11 +23,11 @@ LARGEST_DENSE = 100
 class FittedQuadratic(AbstractApproximation):
     r"""Replace \(f(z)\) by \(b^\top (z - \mu) + \tfrac12 (z - \mu)^\top B (z - \mu)\), fitted to gradients of \(f\).
 
-    After each step \(b\) and \(B\) take one step of least squares towards \(\nabla f\) at the latents of the draw, and are
-    used from the next step on. The best fit under \(q_w\) has the expected gradient and the expected Hessian of \(f\),
-    where a Taylor expansion has those at one point; so it suits a wide \(q_w\) and a strongly bent \(f\). The steps are
-    taken in units of \(q_w\)'s standard deviations, and are implicit, so that no scale of the problem enters and nothing
-    overshoots.
+    After each step \(b\) and \(B\) take one step of least squares towards \(\nabla f\) at the latents of the draw, and
+    are used from the next step on. The best fit under \(q_w\) has the expected gradient and the expected Hessian of
+    \(f\), where a Taylor expansion has those at one point; so it suits a wide \(q_w\) and a strongly bent \(f\). The
+    steps are taken in units of \(q_w\)'s standard deviations, and are implicit, so that no scale of the problem enters
+    and nothing overshoots.
 
     A minibatch's gradients are noisy ones of all data, so it corrects for the noise of the latent only. Of a sum of
     terms it learns the sum.

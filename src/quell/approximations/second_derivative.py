@@ -15,7 +15,7 @@ from quell.terms import AbstractTerm, Data, Prior
 
 
 def refuses_second_derivative(problem: Problem, term: AbstractTerm) -> str | None:
-    """Why data or prior cannot be differentiated twice, forward over reverse; `None` if they can, or for other terms."""
+    """Why data or prior cannot be differentiated twice, forward over reverse; `None` if they can, and elsewhere."""
     product = {Data().name: _data_product, Prior().name: _prior_product}.get(term.name)
     if product is None:
         return None

@@ -79,7 +79,7 @@ class DiagonalSketch(AbstractSketch):
 class LowRankSketch(AbstractSketch):
     r"""The directions of largest curvature, by a random sketch of the range, and the diagonal of the rest by signs.
 
-    With \(Q\) a basis of \(H \Omega\) for random \(\Omega\), the matrix is \(Q Q^\top H Q Q^\top\) plus a diagonal.
+    With \(Q\) a basis of \(H G\) for a random \(G\), the matrix is \(Q Q^\top H Q Q^\top\) plus a diagonal.
 
     References: Halko, Martinsson & Tropp (2011), section 5.
     """

@@ -66,7 +66,7 @@ def plot_norms(history: History, *, ground: str = "light") -> Any:
             axes.plot(x, np.where(mean > 0, mean, np.nan), color=color, linestyle=style, linewidth=1.8, label=label)
         axes.set_yscale("log")
         _finish(axes, "step", "for the ELBO a datum")
-        axes.legend(loc="best", fontsize="small")
+        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return figure
 
 

@@ -31,7 +31,7 @@ from quell.status import Status
 
 _DRAWS, _DRAW_SECONDS = 1000, 1.0
 _SAMPLES, _FEWEST_SAMPLES, _LIKELIHOODS = 1000, 100, 20_000_000
-_MEASURED_BY = 6.0
+_MEASURED_BY, _TOO_SHORT = 5.0, 1.0
 _DPI = 150
 
 
@@ -110,7 +110,7 @@ def gather(fit: FinishedFit, key: Key[Array, ""]) -> Contents:
     khat = khat_of(sample, problem.family)
     elbo = exact_elbo_in_chunks(problem, fit.params) if has_exact_elbo(problem) else elbo_of(sample)
     budget = _MEASURED_BY - (time.perf_counter() - began)
-    found = contributions_from(time_key, covariances, *at, budget=max(budget, 0.0))
+    found = contributions_from(time_key, covariances, *at, budget=budget if budget > _TOO_SHORT else 0.0)
     return Contents(
         model=repr(problem.model),
         family=repr(problem.family),

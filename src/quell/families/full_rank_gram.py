@@ -80,9 +80,8 @@ class FullRankGram:
         mixed = [[self._exact_outer(e, o) for _, o in self.outers] for _, e in self.exacts]
         outers = [[self._outer_outer(o, p) for _, p in self.outers] for _, o in self.outers]
         num_exacts, num_outers, num_heavy = len(self.exacts), len(self.outers), len(self.heavy_owners)
-        light = _block(
-            self._exact_exact(), _matrix(mixed, num_exacts, num_outers), _matrix(outers, num_outers, num_outers)
-        )
+        corner, bottom = _matrix(mixed, num_exacts, num_outers), _matrix(outers, num_outers, num_outers)
+        light = _block(self._exact_exact(), corner, bottom).astype(self.paths.dtype)
         if not num_heavy:
             return light
         rows = self._exacts_heavy() + self._outers_heavy()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a fit has come, in memory and in a checkpoint."""
 
-import importlib.metadata
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from quell.fitting.checkpoint_file import CheckpointError, damaged, read_content
 from quell.fitting.fingerprint import PROGRAMS, differences, named, plain_array
 from quell.fitting.loop import LoopState
 from quell.history import History
+from quell.version import VERSION
 
 
 class Reached(NamedTuple):
@@ -43,7 +43,7 @@ def save_reached(path: Path, reached: Reached, fingerprint: dict[str, Any]) -> N
     for number, history in enumerate(reached.histories):
         arrays |= {f"history[{number}].{name}": values for name, values in history._asdict().items()}
     header = {
-        "quell": importlib.metadata.version("quell"),
+        "quell": VERSION,
         "jax": jax.__version__,
         "step": int(np.max(plain_array(reached.state.step))),
         "seconds": reached.seconds,

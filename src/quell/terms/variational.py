@@ -3,6 +3,7 @@
 
 import functools
 
+import jax
 from jaxtyping import Array, Float
 
 from quell.evaluation import Batch, Evaluation
@@ -24,7 +25,8 @@ class Variational(AbstractTerm):
         return "variational"
 
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
-        return evaluation.particles.log_probs(transport)
+        log_prob = functools.partial(evaluation.problem.family.log_prob, evaluation.params)
+        return jax.vmap(log_prob)(evaluation.latents(transport))
 
     def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
         return evaluation.particles.log_prob_grads(transport)

@@ -15,7 +15,7 @@ from quell.estimators import (
 from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
-from quell.terms import AbstractTerm, Data, Prior, Variational, elbo
+from quell.terms import AbstractTerm, Data, Prior, Variational, joint
 
 
 class BaseGradient(eqx.Module):
@@ -55,8 +55,9 @@ class BaseGradient(eqx.Module):
         The density of the family is that of the samples, not its expectation: the nearer the family is to the
         posterior, the more of the noise cancels.
         """
-        whole = elbo()
-        return jnp.mean(whole.values(evaluation, whole.sampling(evaluation.problem), full_data=False))
+        transport = evaluation.problem.family.sampling
+        values = joint().values(evaluation, transport, full_data=False)
+        return jnp.mean(values - evaluation.particles.log_probs(transport))
 
     def _pairs(self) -> tuple[tuple[AbstractTerm, AbstractEstimator], ...]:
         return (Data(), self.data), (Prior(), self.prior), (Variational(), self.variational)

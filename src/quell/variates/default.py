@@ -33,14 +33,14 @@ LONGEST_WAIT = 1000
 def default_variates(problem: Problem, sampler: Sampler | None = None) -> tuple[ControlVariate, ...]:
     """Cheap variates that suit a problem: no second transport, and only what is not refused.
 
-    Of a linear predictor the data term is expanded in the latent and in the data. Of a `Model`, whose Hessians come from
-    automatic differentiation, the data term is a quadratic around an anchor, refreshed so seldom that a refresh sees at
-    most twice the rows of the steps between; and where the latent has at most 50 coordinates each minibatch is expanded
-    in the latent too. Where there are so many data that an anchor would have to wait too long, minibatches are expanded
-    in the data instead, if a datum has at most 100 numbers. A prior that is no quadratic gets an anchored one.
+    Of a linear predictor the data term is expanded in the latent and in the data. Of a `Model`, whose Hessians come
+    from automatic differentiation, the data term is a quadratic around an anchor, refreshed so seldom that a refresh
+    sees at most twice the rows of the steps between; and where the latent has at most 50 coordinates each minibatch is
+    expanded in the latent too. Where there are so many data that an anchor would have to wait too long, minibatches are
+    expanded in the data instead, if a datum has at most 100 numbers. A prior that is no quadratic gets an anchored one.
 
-    Where the base gradient is made of scores, the score itself and the leave-one-out baseline come first; and nothing is
-    expanded in a latent that is discrete. `benchmarks/general_models.py` measures these choices.
+    Where the base gradient is made of scores, the score itself and the leave-one-out baseline come first; and nothing
+    is expanded in a latent that is discrete. `benchmarks/general_models.py` measures these choices.
 
     Args:
         problem: model and family.

@@ -4,7 +4,16 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from quell.approximations import Baseline, Concrete, JaakkolaJordan, Surrogate, TaylorInData, TaylorInLatent
+from quell.approximations import (
+    AnchoredQuadratic,
+    Baseline,
+    Concrete,
+    FittedQuadratic,
+    JaakkolaJordan,
+    Surrogate,
+    TaylorInData,
+    TaylorInLatent,
+)
 from quell.estimators import ClosedForm, ConditionalScoreFunction, Reparameterization, ScoreFunction
 from quell.terms import Data, Score, Variational, elbo, joint
 from quell.variates.recipe import ControlVariate
@@ -30,6 +39,27 @@ def paisley_bound() -> ControlVariate:
 def miller() -> ControlVariate:
     """The data term expanded in the latent, its reparameterization less its closed form."""
     return ControlVariate(Data(), Reparameterization(), ClosedForm(), approximation=TaylorInLatent(), label="miller")
+
+
+def geffner_domke(**options: Any) -> ControlVariate:
+    """A quadratic fitted to the gradients of the log joint, its reparameterization less its closed form.
+
+    Args:
+        **options: of `FittedQuadratic`, such as `rate`.
+    """
+    fitted = FittedQuadratic(**options)
+    return ControlVariate(joint(), Reparameterization(), ClosedForm(), approximation=fitted, label="geffner-domke")
+
+
+def anchored(**options: Any) -> ControlVariate:
+    """The data term as a quadratic around an anchor, on the minibatch less in closed form on all data.
+
+    Args:
+        **options: of `AnchoredQuadratic`, such as `every`.
+    """
+    quadratic = AnchoredQuadratic(**options)
+    full = ClosedForm(full_data=True)
+    return ControlVariate(Data(), Reparameterization(), full, approximation=quadratic, label="anchored")
 
 
 def wang() -> ControlVariate:
@@ -120,6 +150,12 @@ ZOO: dict[str, Entry] = {
         paisley_bound, "Paisley, Blei & Jordan (2012)", "one product of the minibatch with the scale"
     ),
     "miller": Entry(miller, "Miller, Foti, D'Amour & Adams (2017)", "gradient and Hessian at the mean"),
+    "geffner-domke": Entry(geffner_domke, "Geffner & Domke (2020)", "`dim` squared operations a replicate"),
+    "anchored": Entry(
+        anchored,
+        "this library; after Johnson & Zhang (2013)",
+        "one gradient of the minibatch, and now and then one pass over all data",
+    ),
     "wang": Entry(wang, "Wang, Chen, Smola & Xing (2013)", "one product with the data's covariance a replicate"),
     "rebar": Entry(rebar, "Tucker et al. (2017)", "two more gradients of the objective a replicate"),
     "rebar-plain": Entry(rebar_plain, "Tucker et al. (2017)", "one more gradient of the objective a replicate"),
