@@ -230,9 +230,9 @@ def measure(problem: quell.Problem, batch_size: int | None, steps: int, timed: l
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON file for the figures")
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--only", nargs="*", default=list(MODELS), help="some of the models")
-    parser.add_argument("--timed", nargs="*", default=["base", "taylor", "anchored", "fitted", "anch+land+tayl"])
+    parser.add_argument("--timed", nargs="*", default=["base", "taylor", "anchored", "fitted", "all"])
     options = parser.parse_args()
     print(f"jax {jax.__version__} on {jax.devices()[0].device_kind}, {platform.machine()}")
     print(f"{'model':22}{'family':12}{'batch':>6}{'elbo':>9}" + "".join(f"{name:>15}" for name in ENSEMBLES))

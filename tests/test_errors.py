@@ -273,7 +273,7 @@ def test_the_exact_elbo_of_a_function_model_is_refused():
     problem = Problem(FUNCTION_MODEL, MeanField(2))
     with pytest.raises(
         TypeError,
-        match=r"asked of Model\(num_data=4, dim=2\) with MeanField\. A linear .* was needed\. Write `result\.elbo\(key\)`",
+        match=r"of Model\(num_data=4, dim=2\) with MeanField\. A linear .* needed\. Write `result\.elbo\(key\)`",
     ):
         quell.exact_elbo(problem, problem.family.init())
 

@@ -11,7 +11,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from numpyro.infer import autoguide
 
 from quell.adapters.numpyro_call import Call
-from quell.adapters.numpyro_model import Likelihood, NumPyroModel, build, first_structure
+from quell.adapters.numpyro_checks import first_structure
+from quell.adapters.numpyro_likelihood import Likelihood
+from quell.adapters.numpyro_model import NumPyroModel, build
 from quell.adapters.numpyro_structure import Access, Structure
 from quell.combine import Rule
 from quell.draw import Sampler
@@ -139,7 +141,7 @@ class FamilyEnsemble:
 def _order(guide: Any) -> dict[str, tuple[int, ...]] | None:
     """Names and shapes in the order of a guide's flat latent; `None` where it has none."""
     if isinstance(guide, autoguide.AutoContinuous):
-        unpacked = guide._unpack_latent(jnp.zeros(guide.latent_dim))  # names of a tree would come back sorted
+        unpacked: Any = guide._unpack_latent(jnp.zeros(guide.latent_dim))  # names of a tree would come back sorted
         return {name: leaf.shape for name, leaf in unpacked.items()}
     return None
 

@@ -57,7 +57,7 @@ def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:
         return [_moments_of(sites[name]) for name in structure.names]
 
     start = jnp.zeros(structure.latent_dim)
-    pieces = moments(start)
+    pieces = jax.jit(moments)(start)
     if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, start):
         return None
     return jax.tree.map(lambda *leaves: jnp.concatenate([leaf.ravel() for leaf in leaves]), *pieces)

@@ -107,10 +107,10 @@ class AnchoredQuadratic(AbstractApproximation):
         return refuses_second_derivative(problem, term)
 
     def init(self, problem: Problem) -> AnchoredState:
-        dim = problem.model.dim
-        zeros = Quadratic(jnp.zeros(dim), jnp.zeros(()), jnp.zeros(dim), self._sketch(dim).empty(dim))
-        unset = jnp.zeros((), bool)
-        return AnchoredState(jnp.zeros((), jnp.int32), {"data": unset, "prior": unset}, {"data": zeros, "prior": zeros})
+        is_set = {name: jnp.zeros((), bool) for name in ("data", "prior")}
+        return AnchoredState(
+            jnp.zeros((), jnp.int32), is_set, {name: self._empty(problem.model.dim) for name in is_set}
+        )
 
     def apply(self, term: AbstractTerm, state: AnchoredState) -> AbstractTerm:
         return AnchoredTerm(term, state.quadratics[term.name], state.is_set[term.name])
@@ -142,6 +142,9 @@ class AnchoredQuadratic(AbstractApproximation):
         }
         found = {name: ways[name]() for name in like}
         return jax.tree.map(lambda leaf, old: leaf.astype(old.dtype), found, like)
+
+    def _empty(self, dim: int) -> Quadratic:
+        return Quadratic(jnp.zeros(dim), jnp.zeros(()), jnp.zeros(dim), self._sketch(dim).empty(dim))
 
     def _sketch(self, dim: int) -> AbstractSketch:
         sketches = {"dense": DenseSketch(), "low-rank": LowRankSketch(self.rank), "diagonal": DiagonalSketch()}

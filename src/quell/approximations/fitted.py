@@ -48,7 +48,7 @@ class FittedQuadratic(AbstractApproximation):
         ControlVariate(fitted(prior): rp - cf)
 
     References: Geffner & Domke (2020), "Approximation based variance reduction for reparameterization gradients",
-    equations 5 to 8; the step is that of normalised least mean squares.
+    section 3; the step is that of normalised least mean squares.
     """
 
     rate: float = 0.5
@@ -72,9 +72,9 @@ class FittedQuadratic(AbstractApproximation):
 
     def init(self, problem: Problem) -> Quadratic:
         dim = problem.model.dim
-        zeros = jnp.zeros(dim)
-        curvature = DenseCurvature(jnp.zeros((dim, dim))) if self._is_dense(dim) else DiagonalCurvature(zeros)
-        return Quadratic(zeros, jnp.zeros(()), zeros, curvature)
+        is_dense = self._is_dense(dim)
+        curvature = DenseCurvature(jnp.zeros((dim, dim))) if is_dense else DiagonalCurvature(jnp.zeros(dim))
+        return Quadratic(jnp.zeros(dim), jnp.zeros(()), jnp.zeros(dim), curvature)
 
     def apply(self, term: AbstractTerm, state: Quadratic) -> AbstractTerm:
         return FittedTerm(term, state)
