@@ -237,7 +237,7 @@ def quickly(monkeypatch):
         monkeypatch.setattr(quell.diagnostics, name, _capped(getattr(quell.diagnostics, name), "num"))
     run, default_variates = infer.SVI.run, quell.default_variates
     monkeypatch.setattr(infer.SVI, "run", lambda svi, key, steps, *a, **k: run(svi, key, min(steps, FEW), *a, **k))
-    monkeypatch.setattr(family_ensemble, "default_variates", lambda problem: ())
+    monkeypatch.setattr(family_ensemble, "default_variates", lambda *args: ())
     monkeypatch.setattr(quell, "default_variates", lambda *args: default_variates(*args)[:1])
 
 
