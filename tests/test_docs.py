@@ -13,6 +13,7 @@ from mkdocs.exceptions import PluginError
 from numpyro import infer
 
 import quell
+from quell import compilation
 from quell.adapters import family_ensemble
 from quell.diagnostics import report
 
@@ -230,11 +231,17 @@ def execution():
 
 @pytest.fixture
 def quickly(monkeypatch):
-    """Fits and measurements with few steps and the base gradient alone, whatever a page asks for."""
+    """Fits and measurements with few steps and the base gradient alone, whatever a page asks for.
+
+    So the fits of one model share one program. Compiling is most of the time, and is done as quickly as it can be.
+    """
     for name in ("fit", "fit_many"):
-        monkeypatch.setattr(quell, name, _capped(getattr(quell, name), "steps", variates=()))
+        monkeypatch.setattr(quell, name, _capped(getattr(quell, name), "steps", variates=(), sampler=None))
     for name in ("gradient_variance", "contributions"):
         monkeypatch.setattr(quell.diagnostics, name, _capped(getattr(quell.diagnostics, name), "num"))
+    options = {**compilation.quick_options("cpu"), "xla_backend_optimization_level": 0}
+    monkeypatch.setattr(compilation, "quick_options", lambda backend: options)
+    monkeypatch.setattr(compilation, "_jitted", functools.cache(compilation._jitted.__wrapped__))
     run, default_variates = infer.SVI.run, quell.default_variates
     monkeypatch.setattr(infer.SVI, "run", lambda svi, key, steps, *a, **k: run(svi, key, min(steps, FEW), *a, **k))
     monkeypatch.setattr(family_ensemble, "default_variates", lambda *args: ())

@@ -63,7 +63,7 @@ def fitted():
 
 @pytest.fixture(scope="module")
 def real(fitted, folder):
-    path = fitted.report(folder / "real.html", key=jax.random.key(7))
+    path = fitted.report(folder / "real.html", key=jax.random.key(7), seconds=5.0)
     assert path == folder / "real.html"
     return path
 
@@ -165,7 +165,7 @@ def test_a_fit_that_has_not_begun_and_has_no_variates(folder, fitted):
     result = quell.FitResult(
         fitted.params, gradient, gradient.init(fitted.params), quell.History.empty(0), quell.Status.INTERRUPTED, 0.0
     )
-    text = _Parsed(result.report(str(folder / "empty.html")).read_text()).text
+    text = _Parsed(result.report(str(folder / "empty.html"), seconds=5.0).read_text()).text
     assert "No variates were used" in text
     assert "0 steps are too few" in text
     assert "Interrupted" in text
@@ -181,7 +181,7 @@ def test_a_fit_of_a_product_with_discrete_blocks(folder):
     result = quell.FitResult(
         params, gradient, gradient.init(params), quell.History.empty(0), quell.Status.COMPLETED, 0.0
     )
-    text = _Parsed(result.report(folder / "product.html").read_text()).text
+    text = _Parsed(result.report(folder / "product.html", seconds=5.0).read_text()).text
     assert "switch" in text
     assert "k-hat" in text
 

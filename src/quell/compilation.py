@@ -2,14 +2,11 @@
 """Compiled programs that start soon."""
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
-
-_LOCK = threading.Lock()
 
 
 def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -21,11 +18,14 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        with _LOCK:  # or two threads would each make a program of their own
-            jitted = _jitted(function, jax.default_backend())
-        return jitted(*args)
+        return _jitted(function, jax.default_backend())(*args)
 
     return call
+
+
+def quick_lower(function: Callable[..., Any], *args: Any) -> Any:
+    """Trace for arguments of these shapes; `compile()` of what comes back may be called from any thread."""
+    return _jitted(function, jax.default_backend()).lower(*args)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from quell.atomic import write_atomically
-from quell.checks import check_key
+from quell.checks import check_key, check_positive
 from quell.diagnostics import advice, plots
 from quell.diagnostics.contribution import Contributions, contributions_from
 from quell.diagnostics.covariance import LEAST_DRAWS, affordable_draws, step_covariances
@@ -28,10 +28,11 @@ from quell.gradient import Gradient, GradientState
 from quell.history import History
 from quell.problem import has_exact_elbo
 from quell.status import Status
+from quell.version import VERSION
 
 _DRAWS, _DRAW_SECONDS = 1000, 1.0
 _SAMPLES, _FEWEST_SAMPLES, _LIKELIHOODS = 1000, 100, 20_000_000
-_MEASURED_BY, _TOO_SHORT = 5.0, 1.0
+_TOO_SHORT = 1.0
 _DPI = 150
 
 
@@ -70,33 +71,34 @@ class FinishedFit(Protocol):
         ...
 
 
-def write_report(path: Path, fit: FinishedFit, key: Key[Array, ""]) -> Path:
+def write_report(path: Path, fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Path:
     """Write one self-contained HTML page about a fit.
 
     Args:
         path: of the page.
         fit: that has ended, in whatever way.
         key: for the draws behind the numbers.
+        seconds: after which no more costs of variates are measured, the least useful ones coming first.
 
     Returns:
         The path.
 
-    Cost: up to about ten seconds, most of them compilation. Large models get fewer draws; costs of variates are
-        measured while there is time, the least useful ones first.
+    Cost: a few seconds, and one more compilation of the step for each variate. Large models get fewer draws.
     """
     check_key(key)
+    check_positive("seconds", seconds)
     check_matplotlib()
     if not path.parent.is_dir():
         raise FileNotFoundError(
             f"The report was to be written to {path}. The folder {path.parent} was needed, and is not there. "
             f"Type `mkdir -p {path.parent}` first."
         )
-    html = page(gather(fit, key))
+    html = page(gather(fit, key, seconds=seconds))
     write_atomically(path, lambda file: file.write(html.encode()))
     return path
 
 
-def gather(fit: FinishedFit, key: Key[Array, ""]) -> Contents:
+def gather(fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Contents:
     """Everything that the page shows."""
     began = time.perf_counter()
     gradient, problem = fit.gradient, fit.gradient.problem
@@ -109,7 +111,7 @@ def gather(fit: FinishedFit, key: Key[Array, ""]) -> Contents:
     sample = score_sample(sample_key, problem, fit.params, num_samples)
     khat = khat_of(sample, problem.family)
     elbo = exact_elbo_in_chunks(problem, fit.params) if has_exact_elbo(problem) else elbo_of(sample)
-    budget = _MEASURED_BY - (time.perf_counter() - began)
+    budget = seconds - (time.perf_counter() - began)
     found = contributions_from(time_key, covariances, *at, budget=budget if budget > _TOO_SHORT else 0.0)
     return Contents(
         model=repr(problem.model),
@@ -189,6 +191,6 @@ def _one_line(noun: object) -> str:
 
 
 def _versions() -> str:
-    packages = ("quell", "jax", "equinox", "optax", "numpy")
+    packages = ("jax", "equinox", "optax", "numpy")
     listed = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    return ", ".join([*listed, f"Python {platform.python_version()}"])
+    return ", ".join([f"quell {VERSION}", *listed, f"Python {platform.python_version()}"])

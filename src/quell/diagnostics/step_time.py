@@ -5,7 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from quell.compilation import quick_jit
+from quell.compilation import quick_lower
 from quell.diagnostics.subset import keep_variates
 from quell.gradient import Gradient, GradientState
 
@@ -54,14 +54,12 @@ def step_times(
         parts: places of the variates to keep, by name.
         budget: seconds for compilation, most of the time needed; parts are compiled in turn until it is spent.
     """
-    programs = {"": (gradient, state)}
-    programs |= {name: keep_variates(gradient, state, keep) for name, keep in parts.items()}
-    programs = {name: programs[name] for name in _compile(programs, key, params, budget)}
-    idle = {name: min(_run(*program, key, params, 0) for _ in range(3)) for name, program in programs.items()}
-    num = _enough_steps(lambda steps: _run(gradient, state, key, params, steps) - idle[""])
+    kept = {"": (gradient, state)} | {name: keep_variates(gradient, state, keep) for name, keep in parts.items()}
+    programs = _compile({name: (one, key, params, before) for name, (one, before) in kept.items()}, budget)
+    idle = {name: min(program(0) for _ in range(3)) for name, program in programs.items()}
+    num = _enough_steps(lambda steps: programs[""](steps) - idle[""])
     rounds = [
-        {name: max(_run(*program, key, params, num) - idle[name], 1e-9) for name, program in programs.items()}
-        for _ in range(_ROUNDS)
+        {name: max(program(num) - idle[name], 1e-9) for name, program in programs.items()} for _ in range(_ROUNDS)
     ]
     relative = {name: float(np.median([r[name] / r[""] for r in rounds])) for name in programs if name}
     return StepTimes(float(np.median([r[""] for r in rounds])) / num, relative)
@@ -74,27 +72,36 @@ def _enough_steps(seconds: Callable[[int], float]) -> int:
     return int(np.clip(_CALL_SECONDS / max(once, 1e-9), 1, _MOST_STEPS))
 
 
-def _compile(
-    programs: dict[str, tuple[Gradient, GradientState]], key: Key[Array, ""], params: PyTree, budget: float
-) -> list[str]:
-    """Compile programs side by side, and name those that were begun before the budget was spent."""
-    with ThreadPoolExecutor(min(len(programs), os.cpu_count() or 1)) as pool:
-        running = {name: pool.submit(_run, *program, key, params, 1) for name, program in programs.items()}
-        wait(running.values(), timeout=None if math.isinf(budget) else budget)
+def _compile(arguments: Mapping[str, tuple[Any, ...]], budget: float) -> dict[str, Callable[[int], float]]:
+    """Compile programs side by side, and return those that were begun before the budget was spent.
+
+    Threads share compilation alone. A model may be traced by one at a time (NumPyro keeps one stack of handlers), and
+    two programs that run at once in one process may wait for each other for ever.
+    """
+    began = time.perf_counter()
+    running: dict[str, Future[Callable[..., Any]]] = {}
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for name, some in arguments.items():
+            if running and time.perf_counter() - began > budget:
+                break
+            lowered = quick_lower(_take_steps, *some, jnp.asarray(1), jnp.zeros(()))
+            running[name] = pool.submit(lowered.compile)
+        wait(running.values(), timeout=None if math.isinf(budget) else max(0.0, budget + began - time.perf_counter()))
         begun = [name for name, future in running.items() if not future.cancel()]
-    for name in begun:
-        running[name].result()
-    return begun
+    return {name: _timer(running[name].result(), arguments[name]) for name in begun}
 
 
-def _run(gradient: Gradient, state: GradientState, key: Key[Array, ""], params: PyTree, num: int) -> float:
-    """Seconds for some steps."""
-    start = time.perf_counter()
-    jax.block_until_ready(_take_steps(gradient, key, params, state, jnp.asarray(num), jnp.zeros(())))
-    return time.perf_counter() - start
+def _timer(program: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[int], float]:
+    """Seconds that a number of steps take."""
+
+    def run(num: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(program(*arguments, jnp.asarray(num), jnp.zeros(())))
+        return time.perf_counter() - start
+
+    return run
 
 
-@quick_jit
 def _take_steps(
     gradient: Gradient,
     key: Key[Array, ""],

@@ -16,6 +16,7 @@ from quell.gradient import Gradient
 from quell.history import History
 from quell.models import AbstractModel
 from quell.status import Status
+from quell.version import VERSION
 
 AFFORDABLE = 10_000_000
 """Log-likelihoods, samples times data, that are stored without being asked for."""
@@ -49,7 +50,7 @@ def to_inference_data(
     model, latents = gradient.problem.model, sample.latents
     attributes = {
         "inference_library": "quell",
-        "inference_library_version": importlib.metadata.version("quell"),
+        "inference_library_version": VERSION,
         "khat": khat.value,
         "khat_threshold": khat.threshold,
         **facts,

@@ -121,18 +121,21 @@ class FitResult(eqx.Module):
             log_likelihood=log_likelihood,
         )
 
-    def report(self, path: str | os.PathLike[str], *, key: Key[Array, ""] | None = None) -> Path:
+    def report(
+        self, path: str | os.PathLike[str], *, key: Key[Array, ""] | None = None, seconds: float = 30.0
+    ) -> Path:
         """Write one self-contained HTML page about the fit: figures, tables and advice in words.
 
         Args:
             path: of the page.
             key: for the draws behind its numbers; a fixed one by default, so that two reports of one fit agree up to
                 measured times.
+            seconds: after which no more costs of variates are measured; each takes a compilation.
 
         Returns:
             The path.
         """
-        return write_report(Path(path), self, jax.random.key(0) if key is None else key)
+        return write_report(Path(path), self, jax.random.key(0) if key is None else key, seconds=seconds)
 
     def _scored(self, key: Key[Array, ""], num: int) -> ScoredSample:
         check_key(key)
