@@ -17,8 +17,8 @@ from quell.variates.recipe import ControlVariate
 LARGEST_DATUM = 100
 """Above this many numbers in a datum, as many products with a Hessian in the data are not cheap any more."""
 
-LARGEST_HESSIAN = 50
-"""Above this many coordinates, a Hessian of each minibatch costs more than the quiet that it adds is worth."""
+LARGEST_HESSIAN = 20
+"""Above this many coordinates, a Hessian of each minibatch may cost more than the quiet that it adds is worth."""
 
 DEFAULT_BATCH = 100
 """Rows a step, where no sampler says how many."""
@@ -35,7 +35,7 @@ def default_variates(problem: Problem, sampler: Sampler | None = None) -> tuple[
 
     Of a linear predictor the data term is expanded in the latent and in the data. Of a `Model`, whose Hessians come
     from automatic differentiation, the data term is a quadratic around an anchor, refreshed so seldom that a refresh
-    sees at most twice the rows of the steps between; and where the latent has at most 50 coordinates each minibatch is
+    sees at most twice the rows of the steps between; and where the latent has at most 20 coordinates each minibatch is
     expanded in the latent too. Where there are so many data that an anchor would have to wait too long, minibatches are
     expanded in the data instead, if a datum has at most 100 numbers. A prior that is no quadratic gets an anchored one.
 
