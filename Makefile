@@ -22,7 +22,7 @@ demo: $(STAMP) ## a small version of the paper's Table 1, written to demo-output
 	$(BIN)/quell reproduce table1 --datasets ionosphere,sonar --variates none,S4,S7,c7 --runs 4 --out demo-output
 
 test: $(STAMP) ## all tests and doctests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(STAMP) ## style, types, import layers, spelling
 	$(BIN)/ruff check .

@@ -208,7 +208,7 @@ def test_a_report_replaces_the_old_one_or_leaves_it(folder, fitted, monkeypatch)
     def fail(contents):
         raise RuntimeError("no page")
 
-    monkeypatch.setattr(report, "gather", lambda fit, key: _contents())
+    monkeypatch.setattr(report, "gather", lambda fit, key, seconds: _contents())
     monkeypatch.setattr(report, "page", fail)
     with pytest.raises(RuntimeError, match="no page"):
         fitted.report(path)

@@ -11,7 +11,7 @@ _HOMES = {
     "from_numpyro": "numpyro_model",
 }
 
-__all__ = list(_HOMES)
+__all__ = ["SVI", "EnsembleELBO", "NumPyroModel", "from_numpyro"]
 
 
 def __getattr__(name: str) -> Any:

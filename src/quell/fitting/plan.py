@@ -3,7 +3,6 @@
 
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +22,7 @@ from quell.fitting.early_stopping import EarlyStopping
 from quell.fitting.fingerprint import fingerprint
 from quell.fitting.loop import LoopState, StepPolicy, init_loop
 from quell.fitting.reached import Reached
-from quell.gradient import Gradient, list_variates
+from quell.gradient import Gradient
 from quell.history import History
 from quell.models import AbstractModel
 from quell.problem import Problem
@@ -35,7 +34,7 @@ DEFAULT_BATCH_SIZE = 100
 class FitOptions(eqx.Module):
     """What `fit` and `fit_many` are asked for; see there."""
 
-    variates: Iterable[ControlVariate] | None = None
+    variates: tuple[ControlVariate, ...] | None = None
     optimizer: optax.GradientTransformation | None = None
     steps: int = 2000
     sampler: Sampler | None = None
@@ -71,7 +70,7 @@ class FitOptions(eqx.Module):
         problem, sampler = Problem(model, family), self.sampler or _default_sampler(model)
         gradient = Gradient(
             problem=problem,
-            variates=default_variates(problem, sampler) if self.variates is None else list_variates(self.variates),
+            variates=default_variates(problem, sampler) if self.variates is None else self.variates,
             base=self.base or default_base(problem),
             sampler=sampler,
             rule=self.rule or Rule(),

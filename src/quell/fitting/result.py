@@ -121,9 +121,7 @@ class FitResult(eqx.Module):
             log_likelihood=log_likelihood,
         )
 
-    def report(
-        self, path: str | os.PathLike[str], *, key: Key[Array, ""] | None = None, seconds: float = 30.0
-    ) -> Path:
+    def report(self, path: str | os.PathLike[str], *, key: Key[Array, ""] | None = None, seconds: float = 30.0) -> Path:
         """Write one self-contained HTML page about the fit: figures, tables and advice in words.
 
         Args:

@@ -17,6 +17,7 @@ from quell.fitting.driver import run_plan
 from quell.fitting.early_stopping import EarlyStopping
 from quell.fitting.plan import FitOptions, split_key
 from quell.fitting.result import FitResult
+from quell.gradient import list_variates
 from quell.models import AbstractModel
 from quell.status import DivergenceError, Status
 from quell.variates import BaseGradient, ControlVariate
@@ -85,7 +86,7 @@ def fit(
     """
     check_key(key)
     options = FitOptions(
-        variates=variates,
+        variates=None if variates is None else list_variates(variates),
         optimizer=optimizer,
         steps=steps,
         sampler=sampler,
@@ -163,7 +164,7 @@ def fit_many(
         [50, 50, 50]
     """
     options = FitOptions(
-        variates=variates,
+        variates=None if variates is None else list_variates(variates),
         optimizer=optimizer,
         steps=steps,
         sampler=sampler,
