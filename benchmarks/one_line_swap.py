@@ -101,7 +101,7 @@ def compare(steps, runs):
     for problem, (model, args, kwargs) in problems().items():
         for guide in GUIDES:
             found = {}
-            sides = {"numpyro": (SVI, Trace_ELBO()), "quell": (adapters.SVI, adapters.EnsembleELBO())}
+            sides = {"numpyro": (SVI, Trace_ELBO()), "quell": (adapters.SVI, adapters.EnsembleELBO(same_data=True))}
             for name, (svi_class, loss) in sides.items():
                 tried = {
                     rate: curves(svi_class, loss, model, guide, args, kwargs, rate=rate, steps=steps, runs=runs)

@@ -240,10 +240,82 @@ def test_a_model_with_parameters_of_its_own_is_fitted_by_its_sites():
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mean, scale), obs=y)
 
-    svi, state = start(Case(model, (Y,)), autoguide.AutoNormal(model))
+    with pytest.warns(UserWarning, match="has the `param` site 'noise'"):
+        svi, state = start(Case(model, (Y,)), autoguide.AutoNormal(model))
     assert isinstance(svi._ensemble, svi_module.TraceEnsemble)
     after, _ = svi.update(state, Y)
     assert svi.get_params(after)["noise"] != svi.get_params(state)["noise"]
+
+
+def test_only_steps_on_the_same_data_keep_what_was_computed_from_all_of_it():
+    def names(ensemble):
+        return ensemble.gradient(SUBSAMPLED.args, SUBSAMPLED.kwargs)[0].names
+
+    guide = autoguide.AutoNormal(SUBSAMPLED.model)
+    svi, state = start(SUBSAMPLED, guide)
+    assert not any("[all]" in name for name in names(svi._ensemble))
+    kept = EnsembleELBO(same_data=True).ensemble(SUBSAMPLED.model, guide)
+    assert any("[all]" in name for name in names(kept))
+    result = svi.run(jax.random.key(0), 3, *SUBSAMPLED.args, progress_bar=False, init_state=state, **SUBSAMPLED.kwargs)
+    assert jnp.isfinite(result.losses).all()
+    assert svi.loss.same_data is False
+
+
+def test_a_discrete_site_that_depends_on_a_continuous_one_has_an_unbiased_gradient():
+    def model():
+        first = numpyro.sample("first", dist.Normal(0.0, 1.0))
+        numpyro.sample("second", dist.Bernoulli(logits=first))
+        numpyro.factor("reward", first)
+
+    def guide():
+        first = numpyro.sample("first", dist.Normal(numpyro.param("w", 0.3), 1.0))
+        numpyro.sample("second", dist.Bernoulli(logits=2.0 * first))
+
+    svi = SVI(model, guide, numpyro.optim.Adam(0.1), EnsembleELBO())
+    svi.init(jax.random.key(0))
+
+    def exact(w):
+        nodes, mass = np.polynomial.hermite_e.hermegauss(60)
+        first = w + nodes
+        on = jax.nn.sigmoid(2.0 * first)
+        log_p = dist.Normal(0.0, 1.0).log_prob(first) - dist.Normal(w, 1.0).log_prob(first) + first
+        of_second = sum(
+            share * (dist.Bernoulli(logits=first).log_prob(value) - dist.Bernoulli(logits=2.0 * first).log_prob(value))
+            for value, share in ((1, on), (0, 1 - on))
+        )
+        return jnp.sum(mass * (log_p + of_second)) / jnp.sqrt(2 * jnp.pi)
+
+    def sampled(key):
+        return jax.grad(lambda w: svi._ensemble.particle(key, {"w": w}, (), {}).surrogate())(0.3)
+
+    grads = jax.vmap(sampled)(jax.random.split(jax.random.key(1), 20_000))
+    error = grads.std() / jnp.sqrt(20_000)
+    assert abs(grads.mean() - jax.grad(exact)(0.3)) < STANDARD_ERRORS * error
+
+
+def test_a_divergence_of_scaled_sites_is_not_a_variate():
+    def model():
+        with numpyro.handlers.scale(scale=0.1):
+            numpyro.sample("z", dist.Normal(0.0, 1.0))
+
+    def guide():
+        numpyro.sample("z", dist.Normal(numpyro.param("w", 0.7), 1.0))
+
+    svi = SVI(model, guide, numpyro.optim.Adam(0.1), EnsembleELBO())
+    state = svi.init(jax.random.key(0))
+    assert svi._ensemble.names(svi.get_params(state), (), {}) == ("score(z)", "entropy(z)")
+
+
+def test_an_annealed_prior_is_fitted():
+    def model(y, heat):
+        with numpyro.handlers.scale(scale=heat):
+            mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    svi = SVI(model, autoguide.AutoNormal(model), numpyro.optim.Adam(0.1), EnsembleELBO())
+    state = svi.init(jax.random.key(0), Y, jnp.array(0.5))
+    assert jnp.isfinite(svi.update(state, Y, jnp.array(0.6))[1])
 
 
 def test_numpyros_own_svi_sticks_the_landing_with_a_warning(monkeypatch):

@@ -2,7 +2,13 @@
 """Models in, losses out: what connects quell with NumPyro, which is imported when one of these names is used."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quell.adapters.numpyro_model import NumPyroModel as NumPyroModel
+    from quell.adapters.numpyro_model import from_numpyro as from_numpyro
+    from quell.adapters.svi import SVI as SVI
+    from quell.adapters.svi import EnsembleELBO as EnsembleELBO
 
 _HOMES = {
     "EnsembleELBO": "svi",

@@ -15,8 +15,10 @@ from quell.adapters.numpyro_checks import first_structure
 from quell.adapters.numpyro_likelihood import Likelihood
 from quell.adapters.numpyro_model import NumPyroModel, build
 from quell.adapters.numpyro_structure import Access, Structure
+from quell.approximations import AnchoredQuadratic
 from quell.combine import Rule
 from quell.draw import Sampler
+from quell.estimators import ClosedForm
 from quell.families import AbstractFamily, FullRank, LocationScale, LowRank, LowRankParams, MeanField
 from quell.gradient import Gradient, GradientState
 from quell.models import ModelError
@@ -93,6 +95,7 @@ class FamilyEnsemble:
         variates: of the ensemble; `None` for those that suit the problem.
         num_particles: replicates a step.
         rule: how the weights are learned.
+        same_data: whether all steps have the same arguments.
     """
 
     model: Callable[..., Any]
@@ -100,6 +103,7 @@ class FamilyEnsemble:
     variates: tuple[ControlVariate, ...] | None
     num_particles: int
     rule: Rule
+    same_data: bool = False
 
     def init(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GradientState:
         """The state before the first step."""
@@ -121,6 +125,10 @@ class FamilyEnsemble:
         num_data = gradient.problem.model.num_data
         return -info.elbo, pull_back(jax.tree.map(lambda leaf: num_data * leaf, loss_grad))[0], state
 
+    def forget_data(self, state: GradientState) -> GradientState:
+        """The state with all that it keeps of data set to zero; the moments stay."""
+        return GradientState(state.moments, jax.tree.map(jnp.zeros_like, state.variates))
+
     def weights(
         self, params: Params, state: GradientState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Array]:
@@ -135,7 +143,17 @@ class FamilyEnsemble:
         sampler = Sampler(self.num_particles, model.structure.subsample_size)
         problem = Problem(model, known.family)
         variates = default_variates(problem, sampler) if self.variates is None else self.variates
+        if not self.same_data:
+            variates = tuple(_without_kept_data(variate) for variate in variates)
         return Gradient(problem, variates, sampler=sampler, rule=self.rule), known.params
+
+
+def _without_kept_data(variate: ControlVariate) -> ControlVariate:
+    """An anchored variate whose two sides see one minibatch, so that it may keep a quadratic of other data."""
+    is_kept = isinstance(variate.approximation, AnchoredQuadratic) and variate.right == ClosedForm(full_data=True)
+    if not is_kept:
+        return variate
+    return ControlVariate(variate.term, variate.left, ClosedForm(), variate.approximation, variate.label)
 
 
 def _order(guide: Any) -> dict[str, tuple[int, ...]] | None:

@@ -76,7 +76,7 @@ class NumPyroModel(AbstractModel):
         return f"NumPyroModel({plate}num_data={self.num_data}, dim={self.dim})"
 
 
-def from_numpyro(model: Callable[..., Any], *args: Any, plate: str | None = None, **kwargs: Any) -> NumPyroModel:
+def from_numpyro(model: Callable[..., Any], /, *args: Any, plate: str | None = None, **kwargs: Any) -> NumPyroModel:
     r"""A NumPyro model, ready to be fitted.
 
     Latents are mapped to the real line, with the Jacobians of the maps in the prior. Observed sites and factors inside

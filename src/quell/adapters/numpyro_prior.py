@@ -67,7 +67,8 @@ def _moments_of(site: Site) -> NormalMoments | None:
     base, shape = site["fn"], jnp.shape(site["value"])
     while isinstance(base, dist.Independent | dist.ExpandedDistribution):
         base = base.base_dist
-    if not isinstance(base, dist.Normal) or not is_real(site["fn"].support) or site["scale"] not in (None, 1.0):
+    is_scaled = site["scale"] is not None and not (isinstance(site["scale"], int | float) and site["scale"] == 1)
+    if not isinstance(base, dist.Normal) or not is_real(site["fn"].support) or is_scaled:
         return None
     loc, scale = (jnp.broadcast_to(jnp.asarray(moment), shape) for moment in (base.loc, base.scale))
     return NormalMoments(loc, scale)

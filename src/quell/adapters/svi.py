@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quiet gradients in a NumPyro script, by changing one line."""
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable
@@ -34,8 +35,10 @@ class EnsembleELBO(elbo.ELBO):
         num_particles: samples a step.
         variates: for the guides above; by default the cheap ones that suit the problem.
         rule: how the weights are learned.
+        same_data: a promise that all calls of `update` have the same arguments, as those of `run` have. Then what was
+            computed from all data serves many steps, and corrects for a subsampled plate too.
 
-    Bias: none.
+    Bias: none; none but for a promise that is broken.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -59,17 +62,19 @@ class EnsembleELBO(elbo.ELBO):
         *,
         variates: Iterable[ControlVariate] | None = None,
         rule: Rule | None = None,
+        same_data: bool = False,
     ) -> None:
         """Keep the settings."""
         check_count("num_particles", num_particles)
         super().__init__(num_particles=num_particles)
         self.variates = None if variates is None else list_variates(variates)
         self.rule = rule or Rule()
+        self.same_data = same_data
 
     def ensemble(self, model: Callable[..., Any], guide: Callable[..., Any]) -> FamilyEnsemble | TraceEnsemble:
         """The ensemble that suits a guide."""
         if family_ensemble.knows(guide):
-            return FamilyEnsemble(model, guide, self.variates, self.num_particles, self.rule)
+            return FamilyEnsemble(model, guide, self.variates, self.num_particles, self.rule, self.same_data)
         if self.variates is not None:
             raise ValueError(
                 f"`variates` were given for {type(guide).__name__}, which is no family of quell. One of NumPyro's "
@@ -130,8 +135,7 @@ class SVI(infer.SVI):
     """NumPyro's `SVI`, which also carries what an `EnsembleELBO` learns from step to step.
 
     All methods are those of `numpyro.infer.SVI`: `init`, `update`, `stable_update`, `run`, `evaluate`, `get_params`.
-    With any other loss it is NumPyro's class. Where the data change from step to step, pass minibatches of the same
-    data.
+    With any other loss it is NumPyro's class.
 
     Args:
         model: with NumPyro primitives.
@@ -165,7 +169,10 @@ class SVI(infer.SVI):
         self._ensemble = self.loss.ensemble(self.model, self.guide)
         try:
             learned = self._ensemble.init(params, args, everything)
-        except ModelError:  # a model with parameters of its own, say
+        except ModelError as error:  # a model with parameters of its own, say
+            if self.loss.variates is not None:
+                raise
+            warnings.warn(f"Variates of the sites are used, which know less. {error}", stacklevel=2)
             self._ensemble = self.loss.generic(self.model, self.guide)
             learned = self._ensemble.init(params, args, everything)
         return EnsembleSVIState(state.optim_state, None, state.rng_key, learned)
@@ -196,6 +203,18 @@ class SVI(infer.SVI):
         kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), learned, svi_state.ensemble)
         return EnsembleSVIState(optim_state, None, rng_key, kept), loss
 
+    def run(self, rng_key: Any, num_steps: int, *args: Any, init_state: Any = None, **kwargs: Any) -> Any:
+        """Many steps with the same arguments: parameters, state and losses."""
+        if not isinstance(self._ensemble, FamilyEnsemble | None) or not isinstance(self.loss, EnsembleELBO):
+            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
+        if isinstance(init_state, EnsembleSVIState) and isinstance(self._ensemble, FamilyEnsemble):
+            init_state = init_state._replace(ensemble=self._ensemble.forget_data(init_state.ensemble))
+        promised, self.loss.same_data = self.loss.same_data, True
+        try:
+            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
+        finally:
+            self.loss.same_data = promised
+
     def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Float[Array, ""]:
         """The loss at the parameters of a state, at new samples."""
         if self._ensemble is None:
@@ -222,6 +241,8 @@ class SVI(infer.SVI):
         assert self.constrain_fn is not None, "set by `init`"
         rng_key, step_key = jax.random.split(state.rng_key)
         ensemble, constrain, everything = self._ensemble, self.constrain_fn, {**kwargs, **self.static_kwargs}
+        if isinstance(ensemble, FamilyEnsemble):
+            ensemble = dataclasses.replace(ensemble, same_data=self.loss.same_data)
 
         def loss_fn(unconstrained: PyTree) -> tuple[Float[Array, ""], PyTree]:
             held = jax.lax.stop_gradient(unconstrained)

@@ -158,7 +158,9 @@ class Particle:
 
     def surrogate(self) -> Float[Array, ""]:
         """What the base gradient is the gradient of: the ELBO, and scores for sites without a path."""
-        scores = [self._held_log_prob(name) for name, site in self.guide_sites.items() if not site["fn"].has_rsample]
+        pathless = [site for site in self.guide_sites.values() if not site["fn"].has_rsample]
+        # The value is held, what its distribution depends on is not: that may have a path of its own.
+        scores = [jnp.sum(site["fn"].log_prob(jax.lax.stop_gradient(site["value"]))) for site in pathless]
         return self.elbo + jax.lax.stop_gradient(self.elbo) * sum(scores, jnp.zeros(()))
 
     def path_scores(self) -> Float[Array, ""]:
@@ -190,12 +192,11 @@ class Particle:
         found = {}
         same_order = in_model == [name for name in self.guide_sites if name in in_model]
         for name, site in self.guide_sites.items():
-            prior = self.model_sites.get(name)
-            if (
-                prior is not None
-                and same_order
-                and (kl := _known(dist.kl_divergence, site["fn"], prior["fn"])) is not None
-            ):
+            prior = self.model_sites[name] if same_order and name in self.model_sites else None
+            if prior is not None and not _same_scale(prior["scale"], site["scale"]):
+                prior = None
+            kl = None if prior is None else _known(dist.kl_divergence, site["fn"], prior["fn"])
+            if prior is not None and kl is not None:
                 sampled = jnp.sum(site["log_prob"]) - jnp.sum(prior["log_prob"])
                 found[f"kl({name})"] = sampled - _scaled(kl, site)
             elif (entropy := _known(lambda fn: fn.entropy(), site["fn"])) is not None:
@@ -212,6 +213,11 @@ def _known(function: Callable[..., Array], *args: Any) -> Array | None:
         return function(*args)
     except NotImplementedError:
         return None
+
+
+def _same_scale(one: Any, two: Any) -> bool:
+    """Whether two scales are known to be equal; those that are computed while tracing are not."""
+    return one is two or (isinstance(one, int | float) and isinstance(two, int | float) and one == two)
 
 
 def _scaled(values: Array, site: Site) -> Float[Array, ""]:

@@ -124,7 +124,7 @@ def _build(
     if isinstance(made, AbstractModel):
         return made
     if is_numpyro:
-        return quell.from_numpyro(function, **data) if by_name else quell.from_numpyro(function, dict(data))
+        return quell.from_numpyro(lambda arrays: function(**arrays) if by_name else function(arrays), dict(data))
     raise ValueError(
         f"{name} in {file} returned {made!r}. A model of quell was needed. "
         "Write for example `return quell.logistic_regression(features, labels)`."

@@ -90,9 +90,10 @@ class Run:
         length = _FIRST_CHUNK
         while self.going.any():
             start, before = time.perf_counter(), self.step
-            going, step = self.going, int(before[self.going].max())
-            end = self._end_of_chunk(step, length)
-            self._run_chunk(np.where(going, end, before))
+            going = self.going
+            ends = np.where(going, [self._end_of_chunk(int(step), length) for step in before], before)
+            step, end = int(before[going].max()), int(ends[going].max())
+            self._run_chunk(ends)
             seconds = time.perf_counter() - start
             length = min(max(int((end - step) * _CHUNK_SECONDS / max(seconds, 1e-6)), 2 * _FIRST_CHUNK), loop.BUFFER)
             self.judge()

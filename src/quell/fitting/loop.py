@@ -91,7 +91,9 @@ def take_step(
     step too many in a row is not counted either, and marks the end.
     """
     moved, info = algorithm.step(jax.random.fold_in(key, state.step), state.algorithm)
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(moved.params)]))
+    finite = _stays_finite(moved.params, state.algorithm.params) & _stays_finite(
+        moved.optimizer, state.algorithm.optimizer
+    )
     reached = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.algorithm)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     average = state.average
@@ -99,6 +101,13 @@ def take_step(
         average = average.include(reached.params, finite & (state.step >= policy.average_after))
     counts = in_a_row <= policy.max_skipped
     return LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)
+
+
+def _stays_finite(new: PyTree, old: PyTree) -> Bool[Array, ""]:
+    """Whether no number has become infinite or NaN; an optimiser may keep infinite ones from the start."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+    kept = [jnp.all(jnp.isfinite(n) | ~jnp.isfinite(o)) for n, o in pairs if jnp.issubdtype(n.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack(kept)) if kept else jnp.array(True)
 
 
 @quick_jit

@@ -78,6 +78,11 @@ def load_reached(path: Path, like: LoopState, fingerprint: dict[str, Any]) -> Re
 
 
 def _check_same(path: Path, header: dict[str, Any], fingerprint: dict[str, Any]) -> None:
+    if header["quell"] != VERSION:
+        raise CheckpointError(
+            f"{path} was written by quell {header['quell']}, and this is {VERSION}. The same version was needed, "
+            "because another one may take other steps. Install that version, or begin anew with another path."
+        )
     there, here = header["fingerprint"], fingerprint
     if header["jax"] != jax.__version__:
         there, here = ({name: part[name] for name in part if name not in PROGRAMS} for part in (there, here))
