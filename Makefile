@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test lint format docs build clean
+.PHONY: help demo test test-slow lint format docs build clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
 
 $(STAMP): pyproject.toml requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
@@ -21,8 +21,11 @@ $(STAMP): pyproject.toml requirements.txt
 demo: $(STAMP) ## a small version of the paper's Table 1, written to demo-output/
 	$(BIN)/quell reproduce table1 --datasets ionosphere,sonar --variates none,S4,S7,c7 --runs 4 --out demo-output
 
-test: $(STAMP) ## all tests and doctests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: $(STAMP) ## tests and doctests, within ten minutes on two cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-slow: $(STAMP) ## the exhaustive and the long tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(STAMP) ## style, types, import layers, spelling
 	$(BIN)/ruff check .

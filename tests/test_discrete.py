@@ -18,6 +18,8 @@ from quell.evaluation import Evaluation
 from quell.terms import elbo, joint
 from tolerances import EXACT, EXPECTATION, NODES_IN_THREE
 
+pytestmark = pytest.mark.slow
+
 FAMILIES = {
     "bernoulli": quell.Bernoulli(2),
     "two categories": quell.Categorical(1, 2),

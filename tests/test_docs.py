@@ -255,7 +255,11 @@ def _capped(function, count, **fixed):
 
 # Of a fit with few steps the last thousand are few, and some are none
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:Mean of empty slice")
-@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if path not in IN_FULL else []) for path in RUNNABLE],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
 def test_the_code_of_a_page_runs(path, execution, monkeypatch, request):
     if path not in IN_FULL:
         request.getfixturevalue("quickly")

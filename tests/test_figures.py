@@ -12,6 +12,8 @@ from quell.paper import load
 from quell.paper.figure4 import PanelExperiment, artificial_dataset
 from quell.paper.sweep import FACTORS, SweepExperiment
 
+pytestmark = pytest.mark.slow
+
 PNG = b"\x89PNG\r\n"
 
 

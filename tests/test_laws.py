@@ -63,6 +63,7 @@ def exact_evaluation(problem, batch, *, replace=False):
     return Evaluation(problem, catalogue.some_params(problem.family), draw), mass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "batch"), CASES)
 def test_estimators_are_unbiased(name, batch):
     """Every estimator of every term, approximated or not; so the difference of any two has mean zero."""

@@ -153,6 +153,7 @@ def test_a_scan_is_understood():
     assert quell.from_numpyro(model, jnp.arange(4.0)).dim == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_unbiased_and_quieter_than_numpyros(name):
     """Against 100,000 samples of NumPyro's own gradient, coordinate by coordinate."""

@@ -19,6 +19,8 @@ from quell.paper import Dataset
 from quell.paper.page import Contents, write_page
 from quell.paper.table1 import Cell
 
+pytestmark = pytest.mark.slow
+
 FIGURES = ("table1", "figure1", "figure2", "figure3", "figure4")
 
 

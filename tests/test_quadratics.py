@@ -20,6 +20,8 @@ from quell.terms import joint
 from test_laws import all_close, exact_evaluation, sampled_evaluation
 from tolerances import EXACT, EXPECTATION, QUIET, SINGLE
 
+pytestmark = pytest.mark.slow
+
 PROBLEMS = catalogue.problems()
 RP, RP_ALL = quell.Reparameterization(), quell.Reparameterization(full_data=True)
 CF, CF_ALL = quell.ClosedForm(), quell.ClosedForm(full_data=True)

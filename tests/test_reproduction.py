@@ -12,6 +12,8 @@ from quell.paper.optimum import optimum
 from quell.paper.table1 import Cell, table1_experiments
 from tolerances import PUBLISHED
 
+pytestmark = pytest.mark.slow
+
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

@@ -19,6 +19,8 @@ from quell.adapters import SVI, EnsembleELBO
 from quell.adapters import svi as svi_module
 from tolerances import EXACT, STANDARD_ERRORS
 
+pytestmark = pytest.mark.slow
+
 GUIDES = {
     "diagonal": autoguide.AutoDiagonalNormal,
     "by site": autoguide.AutoNormal,
