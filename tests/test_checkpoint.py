@@ -18,7 +18,7 @@ import pytest
 import quell
 from quell import CheckpointError, ControlVariate, Status
 from quell.fitting import checkpoint as checkpoint_module
-from quell.fitting import checkpoint_file, driver, loop
+from quell.fitting import checkpoint_file, driver, loop, reached
 from quell.fitting.fingerprint import named, plain_array
 from quell.fitting.plan import FitOptions
 from quell.fitting.reached import Reached, load_reached, save_reached
@@ -187,6 +187,17 @@ def test_many_fits_share_a_checkpoint(key, path):
     part = quell.fit_many(MODEL, FAMILY, checkpoint=first, callback=interrupt, **shared)
     assert {result.history.num_steps for result in part} == {16}
     resumed = quell.fit_many(MODEL, FAMILY, checkpoint=quell.Checkpoint(path, resume=True), **shared)
+    _assert_same([_all(result) for result in resumed], [_all(result) for result in whole])
+
+
+def test_fits_that_stand_at_different_steps_go_on_without_a_gap(key, path):
+    shared = {"optimizer": ADAM, "sampler": SAMPLER, "variates": (), "num_fits": 2, "key": key}
+    stop_first = quell.fit_many(
+        MODEL, FAMILY, checkpoint=quell.Checkpoint(path), callback=lambda now: now.fit == 0, steps=1500, **shared
+    )
+    assert [result.history.num_steps for result in stop_first] == [16, 1500]
+    resumed = quell.fit_many(MODEL, FAMILY, checkpoint=quell.Checkpoint(path, resume=True), steps=3000, **shared)
+    whole = quell.fit_many(MODEL, FAMILY, steps=3000, **shared)
     _assert_same([_all(result) for result in resumed], [_all(result) for result in whole])
 
 
@@ -411,6 +422,12 @@ def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
 def test_another_version_of_jax_is_told(written, monkeypatch):
     monkeypatch.setattr(jax, "__version__", "99.0")
     with pytest.warns(UserWarning, match=r"goes on with JAX 99\.0: the fit is the same to rounding, not bit for bit"):
+        _fit(jax.random.key(0), quell.Checkpoint(written, resume=True))
+
+
+def test_another_version_of_quell_is_refused(written, monkeypatch):
+    monkeypatch.setattr(reached, "VERSION", "99.0")
+    with pytest.raises(quell.CheckpointError, match=r"and this is 99\.0\. The same version was needed"):
         _fit(jax.random.key(0), quell.Checkpoint(written, resume=True))
 
 

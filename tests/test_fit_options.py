@@ -373,3 +373,11 @@ def test_bad_numbers_of_fits_and_settings_are_refused(key):
         quell.EarlyStopping(patience=0)
     with pytest.raises(TypeError, match=r"`optimizer` was given as 0\.1\. An optax optimiser was needed"):
         quell.Algorithm(quell.Gradient(quell.Problem(MODEL, FAMILY)), 0.1)
+
+
+def test_an_optimiser_that_overflows_is_not_followed(key):
+    """Adam's second moment would be infinite for ever after, and its steps zero."""
+    steep = quell.Model(lambda z, x: -1e200 * x * z[0], quell.NormalPrior(), jnp.ones(3), 2)
+    with pytest.warns(RuntimeWarning, match="The fit stopped after 0"):
+        result = quell.fit(steep, quell.MeanField(2), variates=(), optimizer=optax.adam(0.1), steps=5, key=key)
+    assert result.status is quell.Status.DIVERGED
