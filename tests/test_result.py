@@ -84,6 +84,12 @@ def test_the_elbo_is_exact_where_it_can_be(linear, key):
     np.testing.assert_allclose(found.value, quell.exact_elbo(linear.problem, linear.params), **tolerances.EXACT)
 
 
+def test_what_describes_a_fit_needs_no_key_and_is_the_same_each_time(positive):
+    assert repr(positive.summary()) == repr(positive.summary()) != repr(positive.summary(jax.random.key(1)))
+    assert positive.khat() == positive.khat()
+    assert positive.elbo() == positive.elbo()
+
+
 def test_the_exact_elbo_does_not_depend_on_the_chunks(linear, key, monkeypatch):
     whole = linear.elbo(key)
     monkeypatch.setattr(elbo, "DATA_CHUNK", 5)

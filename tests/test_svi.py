@@ -62,6 +62,46 @@ def test_a_known_guide_is_a_family_under_other_parameters(name, case):
     np.testing.assert_allclose(family.log_prob(to_params(params), z), expected, **EXACT)
 
 
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_step_of_gradient_descent_follows_the_gradient_of_minus_the_elbo(name):
+    """The first step has no weights yet: it is the base gradient, in NumPyro's unconstrained parameters, in nats."""
+    svi, state = start(SCHOOLS, GUIDES[name](SCHOOLS.model), optimizer=optax.sgd(1e-3))
+    gradient, to_params = svi._ensemble.gradient(SCHOOLS.args, SCHOOLS.kwargs)
+    model, family = gradient.problem.model, gradient.problem.family
+    unconstrained = svi.optim.get_params(state.optim_state)
+    _, key = jax.random.split(state.rng_key)
+    noise = gradient.sampler.draw(key, family, model.num_data, jnp.float64).noise
+
+    def minus_elbo(free):
+        params = to_params(svi.constrain_fn(free))
+        z = family.particles(params, noise).latents(family.sampling)[0]
+        log_joint = jnp.sum(model.log_likelihood(z, model.data)) + model.prior.log_prob(z)
+        return -log_joint - family.entropy(params)
+
+    after, _ = svi.update(state, *SCHOOLS.args, **SCHOOLS.kwargs)
+    expected = jax.tree.map(lambda u, g: u - 1e-3 * g, unconstrained, jax.grad(minus_elbo)(unconstrained))
+    found = svi.optim.get_params(after.optim_state)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, **EXACT), found, expected)
+
+
+def test_the_first_step_with_an_unknown_guide_is_that_of_numpyro():
+    svi, state = start(LOGISTIC, hand_written, optimizer=optax.sgd(1e-3))
+    unconstrained = svi.optim.get_params(state.optim_state)
+    _, key = jax.random.split(state.rng_key)
+
+    def loss(free):
+        params = svi.constrain_fn(free)
+        return infer.Trace_ELBO().loss(
+            jax.random.split(key, 1)[0], params, LOGISTIC.model, hand_written, *LOGISTIC.args
+        )
+
+    after, value = svi.update(state, *LOGISTIC.args)
+    np.testing.assert_allclose(value, loss(unconstrained), **EXACT)
+    expected = jax.tree.map(lambda u, g: u - 1e-3 * g, unconstrained, jax.grad(loss)(unconstrained))
+    found = svi.optim.get_params(after.optim_state)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, **EXACT), found, expected)
+
+
 def normal_mean(y):
     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     with numpyro.plate("rows", y.shape[0]):
@@ -261,6 +301,12 @@ def test_only_steps_on_the_same_data_keep_what_was_computed_from_all_of_it():
     result = svi.run(jax.random.key(0), 3, *SUBSAMPLED.args, progress_bar=False, init_state=state, **SUBSAMPLED.kwargs)
     assert jnp.isfinite(result.losses).all()
     assert svi.loss.same_data is False
+    learned = result.state.ensemble
+    forgotten = svi._ensemble.forget_data(learned, SUBSAMPLED.args, SUBSAMPLED.kwargs)
+    anchors = [one for one in zip(learned.variates, forgotten.variates, strict=True) if one[0] is not None]
+    assert anchors
+    assert all(before.is_set["data"] and not after.is_set["data"] for before, after in anchors)
+    np.testing.assert_array_equal(learned.moments.total, forgotten.moments.total)
 
 
 def test_a_discrete_site_that_depends_on_a_continuous_one_has_an_unbiased_gradient():

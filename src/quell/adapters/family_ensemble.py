@@ -125,9 +125,13 @@ class FamilyEnsemble:
         num_data = gradient.problem.model.num_data
         return -info.elbo, pull_back(jax.tree.map(lambda leaf: num_data * leaf, loss_grad))[0], state
 
-    def forget_data(self, state: GradientState) -> GradientState:
-        """The state with all that it keeps of data set to zero; the moments stay."""
-        return GradientState(state.moments, jax.tree.map(jnp.zeros_like, state.variates))
+    def forget_data(self, state: GradientState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GradientState:
+        """The state without what it keeps of data; what was learned about the noise stays."""
+        gradient, _ = self.gradient(args, kwargs)
+        pairs = zip(gradient.variates, state.variates, strict=True)
+        return GradientState(
+            state.moments, tuple(v.init(gradient.problem) if _keeps_data(v) else kept for v, kept in pairs)
+        )
 
     def weights(
         self, params: Params, state: GradientState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -150,10 +154,13 @@ class FamilyEnsemble:
 
 def _without_kept_data(variate: ControlVariate) -> ControlVariate:
     """An anchored variate whose two sides see one minibatch, so that it may keep a quadratic of other data."""
-    is_kept = isinstance(variate.approximation, AnchoredQuadratic) and variate.right == ClosedForm(full_data=True)
-    if not is_kept:
+    if not _keeps_data(variate) or variate.right != ClosedForm(full_data=True):
         return variate
     return ControlVariate(variate.term, variate.left, ClosedForm(), variate.approximation, variate.label)
+
+
+def _keeps_data(variate: ControlVariate) -> bool:
+    return isinstance(variate.approximation, AnchoredQuadratic)
 
 
 def _order(guide: Any) -> dict[str, tuple[int, ...]] | None:

@@ -4,7 +4,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.adapters.numpyro_call import Call
@@ -14,7 +13,6 @@ from quell.adapters.numpyro_prior import NumPyroPrior, normal_moments
 from quell.adapters.numpyro_run import Rows
 from quell.adapters.numpyro_structure import Access, Structure
 from quell.models import AbstractDataExpansion, AbstractModel, AbstractPrior, FunctionDataExpansion
-from quell.quadratic import Quadratic, expand_function
 
 
 class NumPyroModel(AbstractModel):
@@ -47,19 +45,8 @@ class NumPyroModel(AbstractModel):
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
         return self.likelihood(self.structure.unravel(z), batch)
 
-    def expand(self, anchor: Float[Array, "latent"], batch: PyTree) -> Quadratic:
-        return expand_function(lambda z: jnp.sum(self.log_likelihood(z, batch)), anchor)
-
     def data_expansion(self) -> AbstractDataExpansion | None:
         return FunctionDataExpansion.from_data(self.data, self.likelihood, self.structure.unravel)
-
-    @property
-    def has_cheap_expansion(self) -> bool:
-        return False
-
-    @property
-    def likelihood_is_quadratic(self) -> bool:
-        return False
 
     def unravel(self, z: Float[Array, "latent"]) -> dict[str, Float[Array, "..."]]:
         return self.structure.unravel(z)

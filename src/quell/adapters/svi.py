@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quiet gradients in a NumPyro script, by changing one line."""
 
+import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -203,15 +204,44 @@ class SVI(infer.SVI):
         kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), learned, svi_state.ensemble)
         return EnsembleSVIState(optim_state, None, rng_key, kept), loss
 
-    def run(self, rng_key: Any, num_steps: int, *args: Any, init_state: Any = None, **kwargs: Any) -> Any:
+    def run(
+        self,
+        rng_key: Any,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        stable_update: bool = False,
+        forward_mode_differentiation: bool = False,
+        init_state: Any = None,
+        init_params: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Many steps with the same arguments: parameters, state and losses."""
-        if not isinstance(self._ensemble, FamilyEnsemble | None) or not isinstance(self.loss, EnsembleELBO):
-            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
         if isinstance(init_state, EnsembleSVIState) and isinstance(self._ensemble, FamilyEnsemble):
-            init_state = init_state._replace(ensemble=self._ensemble.forget_data(init_state.ensemble))
+            everything = {**kwargs, **self.static_kwargs}  # the state may come from steps on other data
+            init_state = init_state._replace(ensemble=self._ensemble.forget_data(init_state.ensemble, args, everything))
+        with self._same_data():
+            return super().run(
+                rng_key,
+                num_steps,
+                *args,
+                progress_bar=progress_bar,
+                stable_update=stable_update,
+                forward_mode_differentiation=forward_mode_differentiation,
+                init_state=init_state,
+                init_params=init_params,
+                **kwargs,
+            )
+
+    @contextlib.contextmanager
+    def _same_data(self) -> Iterator[None]:
+        """While all steps have the same arguments."""
+        if not isinstance(self.loss, EnsembleELBO):
+            yield
+            return
         promised, self.loss.same_data = self.loss.same_data, True
         try:
-            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
+            yield
         finally:
             self.loss.same_data = promised
 

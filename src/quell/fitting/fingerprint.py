@@ -44,7 +44,7 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
         "base": describe(gradient.base),
         "sampler": describe(gradient.sampler),
         "rule": describe(gradient.rule),
-        "key": array_digest(key),
+        "key": f"{jax.random.key_impl(key)} {plain_array(key).tolist()}",
         "state": named(state, _shape),
     }
 

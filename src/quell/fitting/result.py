@@ -68,34 +68,36 @@ class FitResult(eqx.Module):
         """Draw flat latents."""
         return draw_latents(key, self.problem.family, self.params, num)
 
-    def summary(self, key: Key[Array, ""], num: int = 1000) -> Summary:
+    def summary(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Summary:
         """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
 
         Args:
-            key: for the samples.
+            key: for the samples; a fixed one by default.
             num: samples; the error of a mean is the standard deviation over the root of their number.
         """
-        return summarise(self.sample(key, num))
+        return summarise(self.sample(_or_fixed(key), num))
 
-    def elbo(self, key: Key[Array, ""], num: int = 1000) -> Estimate:
+    def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Estimate:
         """The ELBO in nats over all data, with its standard error, which is 0 where `exact_elbo` knows it.
 
         Args:
-            key: for the samples.
+            key: for the samples; a fixed one by default.
             num: samples, where they are needed.
         """
-        return estimate_elbo(key, self.problem, self.params, num=num)
+        return estimate_elbo(_or_fixed(key), self.problem, self.params, num=num)
 
-    def khat(self, key: Key[Array, ""], num: int = 1000) -> Khat:
+    def khat(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Khat:
         """How far the fitted distribution can be trusted, with advice.
 
         Args:
-            key: for the samples.
+            key: for the samples; a fixed one by default.
             num: samples, at least 25.
         """
-        return khat_of(self._scored(key, num), self.problem.family)
+        return khat_of(self._scored(_or_fixed(key), num), self.problem.family)
 
-    def to_arviz(self, key: Key[Array, ""], num: int = 1000, *, log_likelihood: bool | None = None) -> Any:
+    def to_arviz(
+        self, key: Key[Array, ""] | None = None, num: int = 1000, *, log_likelihood: bool | None = None
+    ) -> Any:
         """Samples and history for ArviZ.
 
         The group `posterior` has the values of `sample`, by name; `sample_stats` has `lp` and `log_q`, the log
@@ -103,7 +105,7 @@ class FitResult(eqx.Module):
         status, seconds, k-hat and quell's version.
 
         Args:
-            key: for the samples.
+            key: for the samples; a fixed one by default.
             num: samples, at least 25.
             log_likelihood: whether to store that of each datum at each sample; by default where these are at most ten
                 million numbers.
@@ -111,7 +113,7 @@ class FitResult(eqx.Module):
         Returns:
             An `InferenceData` of ArviZ before 1.0, a `DataTree` of xarray from then on.
         """
-        sample = self._scored(key, num)
+        sample = self._scored(_or_fixed(key), num)
         return to_inference_data(
             sample,
             khat_of(sample, self.problem.family),
@@ -133,7 +135,7 @@ class FitResult(eqx.Module):
         Returns:
             The path.
         """
-        return write_report(Path(path), self, jax.random.key(0) if key is None else key, seconds=seconds)
+        return write_report(Path(path), self, _or_fixed(key), seconds=seconds)
 
     def _scored(self, key: Key[Array, ""], num: int) -> ScoredSample:
         check_key(key)
@@ -171,3 +173,8 @@ class FitResult(eqx.Module):
             counts = ", ".join(f"{n} {c}" for n, c in zip(self.gradient.names, dropped, strict=True) if c)
             lines.append(f"  dropped  {counts} times, because they were not finite")
         return lines
+
+
+def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:
+    """What describes a fit that has ended is the same each time, unless another key is asked for."""
+    return jax.random.key(0) if key is None else key

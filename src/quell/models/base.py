@@ -6,10 +6,11 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.models.prior import AbstractPrior
-from quell.quadratic import Quadratic
+from quell.quadratic import Quadratic, expand_function
 
 
 class AbstractDataExpansion(eqx.Module):
@@ -39,23 +40,23 @@ class AbstractModel(eqx.Module):
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
         """Log-likelihood of each datum of a batch."""
 
-    @abstractmethod
     def expand(self, anchor: Float[Array, "latent"], batch: PyTree) -> Quadratic:
-        """Second-order Taylor expansion in the latent of the summed log-likelihood of a batch."""
+        """Second-order Taylor expansion in the latent of the summed log-likelihood of a batch, by autodiff."""
+        return expand_function(lambda z: jnp.sum(self.log_likelihood(z, batch)), anchor)
 
     @abstractmethod
     def data_expansion(self) -> AbstractDataExpansion | None:
         """Second-order Taylor expansion in the data around their mean; `None` where unknown."""
 
     @property
-    @abstractmethod
     def has_cheap_expansion(self) -> bool:
         """Whether `expand` costs about as much as a gradient, instead of a dense Hessian."""
+        return False
 
     @property
-    @abstractmethod
     def likelihood_is_quadratic(self) -> bool:
-        """Whether the log-likelihood is exactly a quadratic in the latent."""
+        """Whether the log-likelihood is known to be a quadratic in the latent."""
+        return False
 
     @abstractmethod
     def unravel(self, z: Float[Array, "latent"]) -> Any:

@@ -15,7 +15,6 @@ from quell.checks import check_count, check_finite
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.data_expansion import FunctionDataExpansion
 from quell.models.prior import AbstractPrior, FunctionPrior
-from quell.quadratic import Quadratic, expand_function
 
 
 class Model(AbstractModel):
@@ -73,19 +72,8 @@ class Model(AbstractModel):
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
         return self.likelihood(self.unflatten(z), batch)
 
-    def expand(self, anchor: Float[Array, "latent"], batch: PyTree) -> Quadratic:
-        return expand_function(lambda z: jnp.sum(self.log_likelihood(z, batch)), anchor)
-
     def data_expansion(self) -> AbstractDataExpansion | None:
         return FunctionDataExpansion.from_data(self.data, self.likelihood, self.unflatten)
-
-    @property
-    def has_cheap_expansion(self) -> bool:
-        return False
-
-    @property
-    def likelihood_is_quadratic(self) -> bool:
-        return False
 
     def unravel(self, z: Float[Array, "latent"]) -> Any:
         return self.unflatten(z)
