@@ -159,8 +159,8 @@ class Particle:
     def surrogate(self) -> Float[Array, ""]:
         """What the base gradient is the gradient of: the ELBO, and scores for sites without a path."""
         pathless = [site for site in self.guide_sites.values() if not site["fn"].has_rsample]
-        # The value is held, what its distribution depends on is not: that may have a path of its own.
-        scores = [jnp.sum(site["fn"].log_prob(jax.lax.stop_gradient(site["value"]))) for site in pathless]
+        # Their values are held already; what their distributions depend on is not, and may have a path of its own.
+        scores = [jnp.sum(site["fn"].log_prob(site["value"])) for site in pathless]
         return self.elbo + jax.lax.stop_gradient(self.elbo) * sum(scores, jnp.zeros(()))
 
     def path_scores(self) -> Float[Array, ""]:
