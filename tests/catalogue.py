@@ -64,6 +64,8 @@ ESTIMATORS: dict[str, AbstractEstimator] = {
         quell.Reparameterization(full_data=True),
         quell.Reparameterization("symmetric"),
         quell.Reparameterization("symmetric", full_data=True),
+        quell.TransposedReparameterization(),
+        quell.TransposedReparameterization(full_data=True),
         quell.ScoreFunction(),
         quell.ScoreFunction(full_data=True),
         quell.ScoreFunction("symmetric"),

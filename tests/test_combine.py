@@ -211,3 +211,27 @@ def test_an_infinite_product_of_two_variates_does_not_stay():
 def test_a_prior_that_is_none_is_explained(gram, cross, strength):
     with pytest.raises(ValueError, match=r"was needed|were needed"):
         NormalWishart(gram, cross, strength)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_the_quick_solve_is_the_least_norm_solution(num):
+    """Where the matrix is regular both are the one solution; a zero prior and an exact copy leave only the second."""
+    h, c = draws(M)
+    matrix = Moments.from_joint(joint_of(h, c[:, :, :num]))
+    truth = -np.linalg.pinv(matrix.gram) @ matrix.cross
+    np.testing.assert_allclose(_weights(joint_of(h, c[:, :, :num]), 0.0), truth, **EXACT)
+    copied = np.concatenate([c[:, :, :num], c[:, :, :1]], axis=2)
+    found = _weights(joint_of(h, copied), 0.0)
+    np.testing.assert_allclose(found[0], found[-1], rtol=ROUNDING * jnp.finfo(jnp.float64).eps)
+    np.testing.assert_allclose(found[0] + found[-1], truth[0], rtol=ROUNDING * jnp.finfo(jnp.float64).eps)
+
+
+def test_side_by_side_each_finds_its_own_solution():
+    """A regular matrix and a singular one in one batch, as in fits side by side."""
+    h, c = draws(M)
+    singular = np.concatenate([c[:, :, :2], c[:, :, :1]], axis=2)
+    both = jnp.stack([joint_of(h, c), joint_of(h, singular)])
+    found = jax.vmap(lambda joint: _weights(joint, 0.0))(both)
+    np.testing.assert_allclose(found[0], _weights(both[0], 0.0), **EXACT)
+    np.testing.assert_allclose(found[1], _weights(both[1], 0.0), **EXACT)
+    assert bool(jnp.all(jnp.isfinite(found)))

@@ -93,11 +93,10 @@ def _check_subsets(sampler, key, num_data, size):
 def test_small_subsets_are_exactly_uniform(num_data, size, monkeypatch, key):
     """Floyd's algorithm on all values that its random integers can take."""
 
-    def every_outcome(key, shape, low, high):
-        ranges = [range(low, int(top)) for top in np.broadcast_to(high, shape[-1:])]
-        return jnp.array(list(itertools.product(*ranges)))
+    def every_outcome(keys, limit):
+        return jnp.array(list(itertools.product(*(range(int(top)) for top in limit))))
 
-    monkeypatch.setattr(jax.random, "randint", every_outcome)
+    monkeypatch.setattr("quell.draw._integers", every_outcome)
     _check_subsets(Sampler(math.perm(num_data, size), size), key, num_data, size)
 
 

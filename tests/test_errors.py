@@ -219,9 +219,9 @@ REFUSED = {
         r"FullRank has no transport 'cholesk' \(it has 'cholesky', 'symmetric'\)",
     ),
     "closed form of the data": (
-        Problem(MODEL, FullRank(2)),
+        Problem(FUNCTION_MODEL, FullRank(2)),
         ControlVariate(Data(), RP, CF),
-        r"cannot be used: the log-likelihood is not a quadratic in the latent\. Leave it out",
+        r"cannot be used: the log-likelihood is neither a quadratic in the latent nor one of a linear predictor\. L",
     ),
     "closed form of an unknown prior": (
         Problem(FUNCTION_MODEL, FullRank(2)),
@@ -255,8 +255,8 @@ def test_a_refused_variate_says_why(problem, variate, message):
 
 def test_a_refused_base_gradient_says_why():
     base = quell.BaseGradient(data=CF)
-    with pytest.raises(ValueError, match=r"^the base gradient was given for .* not a quadratic in the latent\."):
-        quell.Gradient(Problem(MODEL, MeanField(2)), base=base)
+    with pytest.raises(ValueError, match=r"^the base gradient was given for .* neither a quadratic in the latent"):
+        quell.Gradient(Problem(FUNCTION_MODEL, MeanField(2)), base=base)
 
 
 def test_variates_of_one_name_are_refused_and_a_label_helps():

@@ -10,11 +10,12 @@ import pytest
 import catalogue
 import quell
 from exact import exact_draw, expectation
+from quell.approximations.anchor import LatentAnchor
 from quell.approximations.full_expansion import expand_data, expand_prior
-from quell.approximations.row_sum import sum_over_rows
 from quell.approximations.sketch import DenseSketch, DiagonalSketch, LowRankSketch
 from quell.evaluation import Evaluation
 from quell.families.base import dense_gram
+from quell.models.row_sum import sum_over_rows
 from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
 from quell.terms import joint
 from test_laws import all_close, exact_evaluation, sampled_evaluation
@@ -201,13 +202,16 @@ def test_chunks_of_any_length_give_the_same_sum(at_once):
 @pytest.mark.parametrize("rows_at_once", [1, 16, 1000])
 def test_chunked_expansion_is_the_taylor_polynomial(rows_at_once):
     model, anchor = bumpy_model(), jnp.array([0.3, -0.2, 0.5, 0.1])
+    problem = quell.Problem(model, quell.MeanField(4))
 
     def take(products):
         return DenseSketch().take(jax.random.key(0), products, jnp.ones(4))
 
     @jax.jit
     def found(z):
-        data, prior = expand_data(model, z, take, rows_at_once=rows_at_once), expand_prior(model, z, take)
+        anchor = LatentAnchor(z, jnp.zeros((1, 4)))
+        data = expand_data(problem, anchor, take, rows_at_once=rows_at_once)
+        prior = expand_prior(problem, anchor, take)
         return [(q.constant, q.slope, q.curvature.matrix) for q in (data, prior)]
 
     @jax.jit
@@ -282,7 +286,8 @@ def test_a_refresh_happens_at_multiples_only_and_holds_all_data():
         return jnp.sum(problem.model.log_likelihood(z, problem.model.data)) + problem.model.prior.log_prob(z)
 
     data, prior = state.quadratics["data"], state.quadratics["prior"]
-    slope, matrix = jax.jit(lambda z: (jax.grad(log_joint)(z), jax.hessian(log_joint)(z)))(start.loc + 6.0)
+    latents = start.loc + 6.0 + state.anchor.offsets
+    slope, matrix = (jnp.mean(jax.vmap(of(log_joint))(latents), axis=0) for of in (jax.grad, jax.hessian))
     np.testing.assert_allclose(data.slope + prior.slope, slope, **EXACT)
     np.testing.assert_allclose(as_matrix(data.curvature, 2) + as_matrix(prior.curvature, 2), matrix, **EXACT)
 

@@ -27,6 +27,7 @@ from quell.estimators import GeneralizedReparameterization as GeneralizedReparam
 from quell.estimators import LocalReparameterization as LocalReparameterization
 from quell.estimators import Reparameterization as Reparameterization
 from quell.estimators import ScoreFunction as ScoreFunction
+from quell.estimators import TransposedReparameterization as TransposedReparameterization
 from quell.families import Bernoulli as Bernoulli
 from quell.families import Beta as Beta
 from quell.families import BetaParams as BetaParams
@@ -44,6 +45,7 @@ from quell.fitting import Algorithm as Algorithm
 from quell.fitting import AlgorithmState as AlgorithmState
 from quell.fitting import Checkpoint as Checkpoint
 from quell.fitting import CheckpointError as CheckpointError
+from quell.fitting import Choice as Choice
 from quell.fitting import EarlyStopping as EarlyStopping
 from quell.fitting import FitProgress as FitProgress
 from quell.fitting import FitResult as FitResult
@@ -61,6 +63,8 @@ from quell.models import check_model as check_model
 from quell.models import gaussian_regression as gaussian_regression
 from quell.models import logistic_regression as logistic_regression
 from quell.models import poisson_regression as poisson_regression
+from quell.natural import harmonic_schedule as harmonic_schedule
+from quell.natural import natural_gradient as natural_gradient
 from quell.problem import Problem as Problem
 from quell.problem import exact_elbo as exact_elbo
 from quell.status import DivergenceError as DivergenceError
@@ -72,6 +76,7 @@ from quell.terms import Variational as Variational
 from quell.variates import BaseGradient as BaseGradient
 from quell.variates import Catalogue as Catalogue
 from quell.variates import ControlVariate as ControlVariate
+from quell.variates import candidate_variates as candidate_variates
 from quell.variates import catalogue as catalogue
 from quell.variates import default_base as default_base
 from quell.variates import default_variates as default_variates

@@ -73,26 +73,40 @@ class Sampler(eqx.Module):
     def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: DTypeLike) -> Draw:
         """Turn a key into the noise and the minibatches of one step."""
         check_key(key)
-        noise_key, data_key = jax.random.split(key)
-        noise = family.noise(noise_key, self.num_replicates, dtype)
+        num, size = 1 if self.shared else self.num_replicates, self.batch_size or 0
+        keys = jax.random.split(key, 1 + num * size)
+        noise = family.noise(keys[0], self.num_replicates, dtype)
         if self.batch_size is None:
             return Draw(noise, None)
-        num = 1 if self.shared else self.num_replicates
-        index = self._index(data_key, num, self.batch_size, num_data)
+        index = self._index(keys[1:].reshape(num, size), num_data)
         return Draw(noise, index[0] if self.shared else index)
 
-    def _index(self, key: Key[Array, ""], num: int, size: int, num_data: int) -> Int[Array, "sample datum"]:
+    def _index(self, keys: Key[Array, "sample datum"], num_data: int) -> Int[Array, "sample datum"]:
+        num, size = keys.shape
         if self.replace or size == 1:
-            return jax.random.randint(key, (num, size), 0, num_data)
+            return _integers(keys, jnp.asarray(num_data))
         if size**2 <= FLOYD_LIMIT * num_data:
-            return _distinct(key, num, size, num_data)
-        return jax.lax.top_k(jax.random.uniform(key, (num, num_data)), size)[1]
+            return _distinct(keys, num_data)
+        return jax.lax.top_k(jax.random.uniform(keys[0, 0], (num, num_data)), size)[1]
 
 
-def _distinct(key: Key[Array, ""], num: int, size: int, num_data: int) -> Int[Array, "sample datum"]:
+def _integers(keys: Key[Array, "sample datum"], limit: Int[Array, "*datum"]) -> Int[Array, "sample datum"]:
+    """Uniform integers below a limit, one a key: the 64 bits of the key itself, by the remainder.
+
+    A key that comes from a split is as random as what could be drawn with it. Drawing would be a second call of the
+    generator, which takes as long as all the rest of a small draw.
+    """
+    words, limit = jax.random.key_data(keys), limit.astype(jnp.uint32)
+    half = jnp.uint32(2**16) % limit
+    carried = (words[..., 0] % limit) * (half * half % limit) + words[..., 1] % limit
+    return (carried % limit).astype(jnp.int32)
+
+
+def _distinct(keys: Key[Array, "sample datum"], num_data: int) -> Int[Array, "sample datum"]:
     """Uniform subsets by Floyd's algorithm: `size` steps of one comparison each, whatever the data's size."""
-    tops = jnp.arange(num_data - size, num_data)
-    picks = jax.random.randint(key, (num, size), 0, tops + 1)
+    num, size = keys.shape
+    tops = jnp.arange(num_data - size, num_data, dtype=jnp.int32)
+    picks = _integers(keys, tops + 1)
 
     def insert(chosen: Int[Array, "sample datum"], k: Int[Array, ""]) -> tuple[Int[Array, "sample datum"], None]:
         taken = jnp.any(chosen == picks[:, k, None], axis=1)

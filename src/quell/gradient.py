@@ -48,16 +48,17 @@ class GradientInfo(eqx.Module):
     Args:
         elbo: an unbiased estimate, in nats, over all data.
         base_sq_norm: squared norm of the base gradient of one independent unit (a replicate, or all of them where
-            they share a minibatch), averaged over units, for the ELBO a datum.
+            they share a minibatch), averaged over units, for the ELBO a datum; in the rule's metric, which is in nats
+            where it is the natural one.
         combined_sq_norm: the same of the combined gradient: what the rule makes small.
-        weights: of the variates, as used.
+        weights: of the variates, as used; one row a leaf where the rule learns them by leaf.
         dropped: variates left out of this step because they were not finite.
     """
 
     elbo: Float[Array, ""]
     base_sq_norm: Float[Array, ""]
     combined_sq_norm: Float[Array, ""]
-    weights: Float[Array, "variate"]
+    weights: Float[Array, "*leaf variate"]
     dropped: Bool[Array, "variate"]
 
 
@@ -72,9 +73,11 @@ class Gradient(eqx.Module):
         base: the unbiased gradient they are added to.
         sampler: replicates and minibatches.
         rule: how the weights are learned.
+        active: which of the variates are used; all by default. One that is not costs nothing, and has weight zero.
 
     Bias: none, because the weights come from earlier draws.
-    Cost: the base gradient, the variates, their inner products, one pull-back a transport.
+    Cost: the base gradient, the variates, their inner products, one pull-back a transport (and a leaf, where weights
+    are learned by leaf).
 
     Example:
         >>> import jax, quell
@@ -92,6 +95,7 @@ class Gradient(eqx.Module):
     base: BaseGradient = BaseGradient()
     sampler: Sampler = Sampler()
     rule: Rule = Rule()
+    active: tuple[bool, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         """Refuse variates that the problem does not allow, and names that are not unique."""
@@ -109,6 +113,16 @@ class Gradient(eqx.Module):
                 f"A prior for {self.rule.prior.cross.shape[0]} variates was given for {len(self.variates)}. "
                 "Equal numbers were needed. Write `NormalWishart(gram, cross)` with one row for each variate."
             )
+        if self.rule.metric == "natural" and not self.problem.family.has_natural_metric:
+            raise ValueError(
+                f"`metric='natural'` was given for {type(self.problem.family).__name__}. Its inverse Fisher metric is "
+                "not known, and `FullRank` or `MeanField` was needed. Write `Rule(metric='euclidean')`."
+            )
+        if self.active is not None and len(self.active) != len(self.variates):
+            raise ValueError(
+                f"`active` was given with {len(self.active)} entries for {len(self.variates)} variates. One for each "
+                "was needed. Write for example `active=(True, False)`."
+            )
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise ValueError(
@@ -118,14 +132,27 @@ class Gradient(eqx.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the variates, in the order of the weights."""
+        """Names of the variates."""
         return tuple(variate.name for variate in self.variates)
+
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of the leaves of the family's parameters, such as `loc` and `scale`."""
+        paths = jax.tree_util.tree_leaves_with_path(jax.eval_shape(self.problem.family.init))
+        return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)
+
+    @property
+    def weight_names(self) -> tuple[str, ...]:
+        """Names of the weights in their order: those of the variates, for each leaf where there are weights by leaf."""
+        if not self.rule.by_leaf:
+            return self.names
+        return tuple(f"{name}[{leaf}]" for leaf in self.leaves for name in self.names)
 
     def init(self, params: PyTree) -> GradientState:
         """The state before the first step."""
         dtype = jnp.result_type(*jax.tree.leaves(params))
         return GradientState(
-            moments=self.rule.init(len(self.variates), dtype),
+            moments=self.rule.init(len(self.variates), dtype, num_leaves=len(jax.tree.leaves(params))),
             variates=tuple(variate.init(self.problem) for variate in self.variates),
         )
 
@@ -152,18 +179,16 @@ class Gradient(eqx.Module):
         """As `update`, on a draw of your own."""
         evaluation = Evaluation(self.problem, params, draw)
         samples = self.samples(evaluation, state)
-        joint = self.inner_products(evaluation, samples)
-        keep = finite_rows(joint)[1:]
+        joint = self._joint(evaluation, samples, state)
+        keep = self._usable(joint, samples)
         weights = jnp.where(keep, self.weights(state), 0.0)
-        total = samples[0]
-        for k, sample in enumerate(samples[1:]):
-            total = total + sample.where(keep[k]) * weights[k]
+        totals = self._combined(samples[0], {k: sample.where(keep[k]) for k, sample in enumerate(samples[1:])}, weights)
         per_datum = 1.0 / self.problem.model.num_data
-        loss_grad = jax.tree.map(lambda g: -per_datum * g, evaluation.particles.pullback(total))
+        loss_grad = jax.tree.map(lambda g: -per_datum * g, self._pullback(evaluation, totals))
         now = Moments.from_joint(jnp.where(jnp.isfinite(joint), joint, 0.0))
         info = GradientInfo(
             elbo=self.base.elbo(evaluation),
-            base_sq_norm=joint[0, 0],
+            base_sq_norm=jnp.sum(joint[..., 0, 0]),
             combined_sq_norm=expected_sq_norm(now, weights),
             weights=weights,
             dropped=~keep,
@@ -173,47 +198,105 @@ class Gradient(eqx.Module):
         )
         return loss_grad, after, info
 
+    def _joint(
+        self, evaluation: Evaluation, samples: list[Parts], state: GradientState
+    ) -> Float[Array, "*leaf joint joint"]:
+        """The inner products of this step, or the latest ones where none are due."""
+        held = state.moments.held
+        if held is None:
+            return self.inner_products(evaluation, samples)
+        is_due = self.rule.is_due(state.moments)
+        return jax.lax.cond(is_due, lambda: self.inner_products(evaluation, samples), lambda: held.joint)
+
+    def _usable(self, joint: Float[Array, "*leaf joint joint"], samples: list[Parts]) -> Bool[Array, "variate"]:
+        """Which variates are finite: seen from the inner products, where each step takes them."""
+        if self.rule.every > 1:
+            return jnp.stack([_is_finite(sample) for sample in samples])[1:]
+        rows = finite_rows(joint)[..., 1:]
+        return jnp.all(rows, axis=0) if self.rule.by_leaf else rows
+
+    def _combined(self, base: Parts, some: dict[int, Parts], weights: Float[Array, "*leaf variate"]) -> list[Parts]:
+        """Base gradient and some weighted variates, for each set of weights."""
+        totals = []
+        for row in weights if self.rule.by_leaf else [weights]:
+            total = base
+            for k, sample in some.items():
+                total = total + sample * row[k]
+            totals.append(total)
+        return totals
+
+    def _pullback(self, evaluation: Evaluation, totals: list[Parts]) -> PyTree:
+        """Carry back to the parameters; from the total of each leaf that leaf alone is taken."""
+        trees = [evaluation.particles.pullback(total) for total in totals]
+        if not self.rule.by_leaf:
+            return trees[0]
+        leaves = [jax.tree.leaves(tree)[k] for k, tree in enumerate(trees)]
+        return jax.tree.unflatten(jax.tree.structure(trees[0]), leaves)
+
+    def _sq_norm(self, evaluation: Evaluation, totals: list[Parts]) -> Float[Array, ""]:
+        if not self.rule.by_leaf:
+            return self.inner_products(evaluation, totals)[0, 0]
+        own = [self.inner_products(evaluation, [total])[k, 0, 0] for k, total in enumerate(totals)]
+        return jnp.sum(jnp.stack(own))
+
     def _refreshed(
         self,
         evaluation: Evaluation,
         samples: list[Parts],
         state: GradientState,
-        weights: Float[Array, "variate"],
+        weights: Float[Array, "*leaf variate"],
         keep: Bool[Array, "variate"],
     ) -> tuple[PyTree, ...]:
         """The variates' states for the next step; those that learn go down the squared norm of the whole gradient."""
-        learners = [k for k, variate in enumerate(self.variates) if variate.learns]
+        learners = [k for k, variate in enumerate(self.variates) if variate.learns and self._used[k]]
         grads: list[PyTree] = [None] * len(self.variates)
         if learners:
-            fixed = samples[0]
-            for k, sample in enumerate(samples[1:]):
-                fixed = fixed if k in learners else fixed + sample.where(keep[k]) * weights[k]
+            rest = {k: s.where(keep[k]) for k, s in enumerate(samples[1:]) if k not in learners}
 
             def sq_norm(states: list[PyTree]) -> Float[Array, ""]:
-                total = fixed
-                for k, learned in zip(learners, states, strict=True):
-                    total = total + self.variates[k].sample(evaluation, learned) * weights[k]
-                return self.inner_products(evaluation, [total])[0, 0]
+                pairs = zip(learners, states, strict=True)
+                learned = {k: self.variates[k].sample(evaluation, one) for k, one in pairs}
+                return self._sq_norm(evaluation, self._combined(samples[0], rest | learned, weights))
 
             for k, grad in zip(learners, eqx.filter_grad(sq_norm)([state.variates[k] for k in learners]), strict=True):
                 grads[k] = grad
         return tuple(
-            variate.update(evaluation, before, grad)
-            for variate, before, grad in zip(self.variates, state.variates, grads, strict=True)
+            variate.update(evaluation, before, grad) if used else before
+            for variate, before, grad, used in zip(self.variates, state.variates, grads, self._used, strict=True)
         )
 
-    def weights(self, state: GradientState) -> Float[Array, "variate"]:
-        """The weights that the next step will use."""
-        num_params = self.problem.family.num_params
-        return self.rule.weights(state.moments, num_units=self.sampler.num_units, num_params=num_params)
+    def weights(self, state: GradientState) -> Float[Array, "*leaf variate"]:
+        """The weights that the next step will use; one row a leaf where the rule learns them by leaf."""
+        family = self.problem.family
+        num_params = family.num_leaf_params if self.rule.by_leaf else family.num_params
+        moments = state.moments
+        if self.active is not None:
+            used = jnp.array((True, *self.active), moments.total.dtype)
+            moments = eqx.tree_at(lambda m: m.total, moments, moments.total * (used[:, None] * used))
+        return self.rule.weights(moments, num_units=self.sampler.num_units, num_params=num_params)
 
     def samples(self, evaluation: Evaluation, state: GradientState) -> list[Parts]:
         """The base gradient and the variates at one draw, factored, in nats."""
-        variates = zip(self.variates, state.variates, strict=True)
-        return [self.base.sample(evaluation), *(v.sample(evaluation, s) for v, s in variates)]
+        variates = zip(self.variates, state.variates, self._used, strict=True)
+        sampled = (v.sample(evaluation, s) if used else Parts() for v, s, used in variates)
+        return [self.base.sample(evaluation), *sampled]
 
-    def inner_products(self, evaluation: Evaluation, samples: list[Parts]) -> Float[Array, "joint joint"]:
-        """Averaged inner products of independent units, for gradients of the ELBO a datum."""
+    @property
+    def _used(self) -> tuple[bool, ...]:
+        return (True,) * len(self.variates) if self.active is None else self.active
+
+    def inner_products(self, evaluation: Evaluation, samples: list[Parts]) -> Float[Array, "*leaf joint joint"]:
+        """Averaged inner products of independent units: for gradients of the ELBO a datum, or in the natural metric."""
         particles = evaluation.particles
-        joint = particles.mean_gram(samples) if evaluation.draw.is_shared else particles.gram(samples)
-        return joint / self.problem.model.num_data**2
+        is_natural = self.rule.metric == "natural"
+        if is_natural:
+            particles, samples = particles.whitened(samples)
+        if self.rule.by_leaf:
+            joint = particles.mean_leaf_grams(samples) if evaluation.draw.is_shared else particles.leaf_grams(samples)
+        else:
+            joint = particles.mean_gram(samples) if evaluation.draw.is_shared else particles.gram(samples)
+        return joint if is_natural else joint / float(self.problem.model.num_data) ** 2
+
+
+def _is_finite(sample: Parts) -> Bool[Array, ""]:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(sample)] or [jnp.asarray(True)]))

@@ -14,27 +14,30 @@ from quell.gradient import GradientInfo
 class History(NamedTuple):
     """One entry a step, as NumPy arrays; see `GradientInfo` for their meaning.
 
-    A step that was skipped has an entry too, with `skipped` set and numbers that may be NaN or infinite.
+    Weights are in the order of `Gradient.weight_names`. A step that was skipped has an entry too, with `skipped` set
+    and numbers that may be NaN or infinite.
     """
 
     elbo: Float[np.ndarray, "step"]
     base_sq_norm: Float[np.ndarray, "step"]
     combined_sq_norm: Float[np.ndarray, "step"]
-    weights: Float[np.ndarray, "step variate"]
+    weights: Float[np.ndarray, "step weight"]
     dropped: Bool[np.ndarray, "step variate"]
     skipped: Bool[np.ndarray, "step"]
 
     @classmethod
-    def empty(cls, num_variates: int) -> "History":
+    def empty(cls, num_variates: int, num_weights: int) -> "History":
         """Of a fit that has not begun."""
         none = np.zeros(0)
         dropped = np.zeros((0, num_variates), bool)
-        return cls(none, none, none, np.zeros((0, num_variates)), dropped, np.zeros(0, bool))
+        return cls(none, none, none, np.zeros((0, num_weights)), dropped, np.zeros(0, bool))
 
     @classmethod
     def from_infos(cls, infos: GradientInfo, skipped: Bool[np.ndarray, "step"]) -> "History":
         """From what the gradient told, with a leading axis of steps."""
-        return cls(*[*(np.asarray(getattr(infos, name)) for name in cls._fields[:-1]), skipped])
+        found = cls(*[*(np.asarray(getattr(infos, name)) for name in cls._fields[:-1]), skipped])
+        num_steps, *shape = found.weights.shape
+        return found._replace(weights=found.weights.reshape(num_steps, math.prod(shape)))
 
     @classmethod
     def join(cls, pieces: Sequence["History"]) -> "History":

@@ -2,11 +2,13 @@
 """A model and a family that fit together."""
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.families import AbstractFamily
 from quell.models import AbstractModel, LinearPredictor, check_likelihood_shape
+from quell.models.row_sum import ROWS_AT_ONCE, sum_over_rows
 
 
 class Problem(eqx.Module):
@@ -48,7 +50,7 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     """The ELBO without sampling, for a linear predictor with a Gaussian family and a Gaussian prior.
 
     Under a Gaussian family each predictor is a one-dimensional Gaussian, so the data term is one
-    Gauss-Hermite quadrature a datum; prior and entropy have closed forms.
+    quadrature a datum; prior and entropy have closed forms.
 
     Args:
         problem: a `LinearPredictor` with a quadratic log-prior, and a family with two moments.
@@ -67,7 +69,12 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
             "Write `result.elbo(key)` for an estimate with its standard error, or build the model with "
             "`quell.logistic_regression` or one of its siblings."
         )
-    rows = model.data.features
-    variance = (family.covariance_product(params, rows) * rows).sum(axis=1)
-    data = model.expected_log_likelihood(rows @ mean, variance)
+
+    @jax.checkpoint
+    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:
+        variance = jnp.sum(family.covariance_product(params, rows.features) * rows.features, axis=1)
+        values = model.expected_log_likelihood(rows.features @ mean, variance, rows)
+        return jnp.sum(values, where=counts)
+
+    data = sum_over_rows(of_rows, model.data, at_once=ROWS_AT_ONCE)
     return data + family.expected_quadratic(params, prior) + family.entropy(params)

@@ -138,7 +138,7 @@ class FamilyEnsemble:
     ) -> dict[str, Array]:
         """The weights that the next step will use, by name."""
         gradient, _ = self.gradient(args, kwargs)
-        return dict(zip(gradient.names, gradient.weights(state), strict=True))
+        return dict(zip(gradient.weight_names, gradient.weights(state).ravel(), strict=True))
 
     def gradient(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Gradient, Callable[[Params], PyTree]]:
         """The gradient for one set of arguments, and the map from the guide's parameters to the family's."""

@@ -2,6 +2,7 @@
 """Ensembles for guides of any kind, from nothing but the distributions of their sites."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,7 +55,13 @@ class TraceEnsemble:
 
     def init(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MomentState:
         """Nothing seen yet."""
-        return self.rule.init(len(self.names(params, args, kwargs)), ravel_pytree(dict(params))[0].dtype)
+        if self.rule.metric == "natural":
+            raise ValueError(
+                "`metric='natural'` was given for a guide whose Fisher metric is not known. `AutoNormal`, "
+                "`AutoDiagonalNormal` or `AutoMultivariateNormal` was needed. Write `Rule(metric='euclidean')`."
+            )
+        num_variates, dtype = len(self.names(params, args, kwargs)), ravel_pytree(dict(params))[0].dtype
+        return self.rule.init(num_variates, dtype, num_leaves=len(params))
 
     def names(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Of the variates, in the order of the weights."""
@@ -84,11 +91,15 @@ class TraceEnsemble:
 
         keys = jax.random.split(key, self.num_particles)
         grads, (elbos, num_data) = jax.vmap(jax.jacrev(values, has_aux=True), (None, 0))(flat, keys)
-        joint = jnp.einsum("rip,rjp->ij", grads, grads) / (self.num_particles * num_data[0] ** 2)
-        keep = finite_rows(joint)[1:]
-        weights = jnp.where(keep, self._weights(state, flat.shape[0]), 0.0)
-        means = jnp.mean(grads, axis=0)
-        total = means[0] + weights @ jnp.where(keep[:, None], means[1:], 0.0)
+        pieces = jnp.split(grads, self._ends(params), axis=-1)
+        joints = [jnp.einsum("rip,rjp->ij", piece, piece) for piece in pieces]
+        joint = (jnp.stack(joints) if self.rule.by_leaf else joints[0]) / (self.num_particles * num_data[0] ** 2)
+        keep = jnp.all(jnp.atleast_2d(finite_rows(joint)), axis=0)[1:]
+        weights = jnp.atleast_2d(jnp.where(keep, self._weights(params, state), 0.0))
+        means = [jnp.mean(piece, axis=0) for piece in pieces]
+        total = jnp.concatenate(
+            [m[0] + row @ jnp.where(keep[:, None], m[1:], 0.0) for m, row in zip(means, weights, strict=True)]
+        )
         return -jnp.mean(elbos), unflatten(-total), self.rule.observe(state, joint)
 
     def particle(
@@ -101,8 +112,10 @@ class TraceEnsemble:
         self, params: Params, state: MomentState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> dict[str, Array]:
         """The weights that the next step will use, by name."""
-        values = self._weights(state, ravel_pytree(dict(params))[0].shape[0])
-        return dict(zip(self.names(params, args, kwargs), values, strict=True))
+        names = self.names(params, args, kwargs)
+        if self.rule.by_leaf:
+            names = tuple(f"{name}[{leaf}]" for leaf in sorted(params) for name in names)
+        return dict(zip(names, self._weights(params, state).ravel(), strict=True))
 
     def stick_the_landing(
         self, key: Key[Array, ""], params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -115,8 +128,16 @@ class TraceEnsemble:
 
         return -jnp.mean(jax.vmap(value)(jax.random.split(key, self.num_particles)))
 
-    def _weights(self, state: MomentState, num_params: int) -> Float[Array, "variate"]:
+    def _weights(self, params: Params, state: MomentState) -> Float[Array, "*leaf variate"]:
+        sizes = [jnp.size(params[name]) for name in sorted(params)]
+        num_params = sizes if self.rule.by_leaf else sum(sizes)
         return self.rule.weights(state, num_units=self.num_particles, num_params=num_params)
+
+    def _ends(self, params: Params) -> list[int]:
+        """Where the flat gradient is cut: behind each parameter, or nowhere."""
+        if not self.rule.by_leaf:
+            return []
+        return list(itertools.accumulate(jnp.size(params[name]) for name in sorted(params)))[:-1]
 
 
 class Particle:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.approximations.full_expansion import hessian_products
+from quell.approximations.hessian_product import hessian_products
 from quell.models import AbstractModel
 from quell.problem import Problem
 from quell.terms import AbstractTerm, Data, Prior

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Moments, weights and the rule that combines variates; arrays only, no model."""
 
+from quell.combine.moments import Held as Held
 from quell.combine.moments import Moments as Moments
 from quell.combine.moments import MomentState as MomentState
 from quell.combine.moments import averages as averages

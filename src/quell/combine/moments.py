@@ -2,28 +2,40 @@
 """Exponential averages of the second moments of base gradient and variates.
 
 Everything here is arrays: the joint matrix of inner products has the base gradient as row and column 0 and
-the variates after it.
+the variates after it. Where weights are learned by leaf, there is one matrix for each leaf of the parameters.
 """
 
 import equinox as eqx
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-Joint = Float[Array, "joint joint"]
+Joint = Float[Array, "*leaf joint joint"]
 
 
 class Moments(eqx.Module):
     r"""Second moments: \(E\,C^\top C\), \(E\,C^\top h\) and \(E\,h^\top h\)."""
 
-    gram: Float[Array, "variate variate"]
-    cross: Float[Array, "variate"]
-    base: Float[Array, ""]
+    gram: Float[Array, "*leaf variate variate"]
+    cross: Float[Array, "*leaf variate"]
+    base: Float[Array, "*leaf"]
 
     @classmethod
     def from_joint(cls, joint: Joint) -> "Moments":
         """Split the joint matrix of inner products."""
-        return cls(joint[1:, 1:], joint[1:, 0], joint[0, 0])
+        return cls(joint[..., 1:, 1:], joint[..., 1:, 0], joint[..., 0, 0])
+
+
+class Held(eqx.Module):
+    """What is kept between the steps at which inner products are taken.
+
+    Args:
+        step: number of steps so far.
+        joint: the latest inner products.
+    """
+
+    step: Int[Array, ""]
+    joint: Joint
 
 
 class MomentState(eqx.Module):
@@ -33,15 +45,18 @@ class MomentState(eqx.Module):
         total: decayed sum of joint moments.
         mass: decayed sum of the weights, entry by entry, because a variate that was dropped at a step
             leaves no trace there. Their ratio is the bias-corrected average.
+        held: between the steps at which inner products are taken; `None` where each step takes them.
     """
 
     total: Joint
     mass: Joint
+    held: Held | None = None
 
 
-def init_moments(num_variates: int, dtype: DTypeLike) -> MomentState:
-    """Nothing seen yet."""
-    zeros = jnp.zeros((num_variates + 1, num_variates + 1), dtype)
+def init_moments(num_variates: int, dtype: DTypeLike, *, num_leaves: int | None = None) -> MomentState:
+    """Nothing seen yet; for one set of weights, or for one a leaf."""
+    leaves = () if num_leaves is None else (num_leaves,)
+    zeros = jnp.zeros((*leaves, num_variates + 1, num_variates + 1), dtype)
     return MomentState(zeros, zeros)
 
 
@@ -56,10 +71,10 @@ def observe(state: MomentState, joint: Joint, *, decay: float) -> MomentState:
     References: Geffner & Domke (2018), section 4.2.
     """
     usable = finite_rows(joint)
-    both = usable[:, None] & usable & jnp.isfinite(joint)
+    both = usable[..., :, None] & usable[..., None, :] & jnp.isfinite(joint)
     total = (1.0 - decay) * state.total + decay * jnp.where(both, joint, 0.0)
     mass = (1.0 - decay) * state.mass + decay * both
-    return MomentState(total, mass)
+    return MomentState(total, mass, state.held)
 
 
 def averages(state: MomentState) -> Moments:
@@ -77,7 +92,7 @@ def samples_per_mass(*, num_units: int, decay: float) -> float:
     return num_units * (1.0 - decay) / decay
 
 
-def finite_rows(joint: Joint) -> Bool[Array, "joint"]:
+def finite_rows(joint: Joint) -> Bool[Array, "*leaf joint"]:
     """Which rows are usable: those whose own squared norm and product with the base gradient are finite."""
-    own = jnp.isfinite(jnp.diagonal(joint))
-    return own & (jnp.isfinite(joint[:, 0]) | ~own[0])
+    own = jnp.isfinite(jnp.diagonal(joint, axis1=-2, axis2=-1))
+    return own & (jnp.isfinite(joint[..., 0]) | ~own[..., :1])

@@ -2,14 +2,19 @@
 """The rule: lagged weights from exponentially averaged moments."""
 
 import math
+from collections.abc import Sequence
 
 import equinox as eqx
+import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from quell.combine.moments import Moments, MomentState, init_moments, observe, samples_per_mass
+from quell.checks import check_count
+from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass
 from quell.combine.prior import NormalWishart, isotropic
 from quell.combine.solve import solve
+
+METRICS = ("euclidean", "natural")
 
 
 class Rule(eqx.Module):
@@ -23,6 +28,20 @@ class Rule(eqx.Module):
         v0: strength of the belief that variates are useless, in units of the gradient of the ELBO a
             datum; 0 trusts the averages fully.
         prior: a general prior in place of \(v_0 I\).
+        by_leaf: learn weights of their own for each leaf of the family's parameters, such as the location and the
+            scale of a Gaussian, in place of one set for all of them. Each leaf then has the least noise that the
+            variates can give it.
+        metric: what the noise is measured in. `"euclidean"` is the squared norm of the gradient of the ELBO a datum.
+            `"natural"` is \(g^\top F^{-1} g\) of the gradient of the ELBO in nats, with the Fisher matrix \(F\) of the
+            family: the norm that counts where steps follow the natural gradient. `v0` is then in its units.
+        every: take inner products at each step of this number only, and go on with the weights between. Between, the
+            squared norms that a step tells are those of the latest inner products at the weights in use. `decay` is
+            that of one taking.
+
+    Example:
+        >>> import quell
+        >>> quell.Rule(by_leaf=True, every=5)
+        Rule(by_leaf=True, every=5)
 
     References: Geffner & Domke (2018), section 4.
     """
@@ -30,9 +49,12 @@ class Rule(eqx.Module):
     decay: float = 0.02
     v0: float = 1e-3
     prior: NormalWishart | None = None
+    by_leaf: bool = False
+    metric: str = "euclidean"
+    every: int = 1
 
     def __check_init__(self) -> None:
-        """Refuse a decay or a strength outside their range."""
+        """Refuse a decay, a strength, a metric or a number of steps outside their range."""
         if not 0 < self.decay < 1:
             raise ValueError(
                 f"`decay` was given as {self.decay}. A number between 0 and 1 was needed. "
@@ -42,29 +64,59 @@ class Rule(eqx.Module):
             raise ValueError(
                 f"`v0` was given as {self.v0}. A number of at least 0 was needed. Write for example `Rule(v0=1e-3)`."
             )
+        if self.by_leaf and self.prior is not None:
+            raise ValueError(
+                "`prior` was given with `by_leaf=True`. Its traces are those of all parameters together, and traces by "
+                "leaf were needed. Write for example `Rule(v0=1e-3, by_leaf=True)`."
+            )
+        if self.metric not in METRICS:
+            raise ValueError(
+                f"`metric` was given as {self.metric!r}. One of {METRICS} was needed. "
+                "Write for example `Rule(metric='natural')`."
+            )
+        check_count("every", self.every)
 
-    def init(self, num_variates: int, dtype: DTypeLike) -> MomentState:
+    def init(self, num_variates: int, dtype: DTypeLike, *, num_leaves: int = 1) -> MomentState:
         """Nothing seen yet; the first weights are zero."""
-        return init_moments(num_variates, dtype)
+        state = init_moments(num_variates, dtype, num_leaves=num_leaves if self.by_leaf else None)
+        if self.every == 1:
+            return state
+        return MomentState(state.total, state.mass, Held(jnp.zeros((), jnp.int32), state.total))
 
-    def weights(self, state: MomentState, *, num_units: int, num_params: int) -> Float[Array, "variate"]:
+    def weights(
+        self, state: MomentState, *, num_units: int, num_params: int | Sequence[int]
+    ) -> Float[Array, "*leaf variate"]:
         """Weights from the moments of earlier steps.
 
         Args:
             state: it must not have seen the draw that is to be weighted.
             num_units: independent units a step.
-            num_params: length of the gradient.
+            num_params: length of the gradient; where weights are learned by leaf, that of each leaf.
         """
         # The average times the effective number of samples is the total times the samples that a unit of mass stands
         # for; so each variate counts by its own mass, also one that was dropped at most steps.
-        total = Moments.from_joint(state.total)
-        num_variates = total.cross.shape[0]
+        num_samples = samples_per_mass(num_units=num_units, decay=self.decay)
+        if isinstance(num_params, int):
+            return self._solve(Moments.from_joint(state.total), num_params, num_samples)
+        leaves = [Moments.from_joint(total) for total in state.total]
+        return jnp.stack([self._solve(t, num, num_samples) for t, num in zip(leaves, num_params, strict=True)])
+
+    def _solve(self, total: Moments, num_params: int, num_samples: float) -> Float[Array, "variate"]:
+        num_variates, dtype = total.cross.shape[0], total.cross.dtype
         if num_variates == 0:
             return total.cross
-        dtype = total.cross.dtype
         prior = self.prior or isotropic(self.v0, num_params=num_params, num_variates=num_variates, dtype=dtype)
-        return solve(prior, total, samples_per_mass(num_units=num_units, decay=self.decay))
+        return solve(prior, total, num_samples)
 
-    def observe(self, state: MomentState, joint: Float[Array, "joint joint"]) -> MomentState:
+    def observe(self, state: MomentState, joint: Float[Array, "*leaf joint joint"]) -> MomentState:
         """Take in the inner products of the current step."""
-        return observe(state, joint, decay=self.decay)
+        seen = observe(state, joint, decay=self.decay)
+        if state.held is None:
+            return seen
+        is_due = self.is_due(state)
+        total, mass = jnp.where(is_due, seen.total, state.total), jnp.where(is_due, seen.mass, state.mass)
+        return MomentState(total, mass, Held(state.held.step + 1, joint))
+
+    def is_due(self, state: MomentState) -> Bool[Array, ""]:
+        """Whether the current step is one that takes inner products."""
+        return jnp.asarray(True) if state.held is None else state.held.step % self.every == 0

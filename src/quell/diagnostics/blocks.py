@@ -14,11 +14,16 @@ LATENT = "z"
 """Name of a latent that has none of its own."""
 
 
-def vectors_by_block(params: PyTree) -> dict[str, Float[Array, "_"]]:
-    """The parameters as one vector for each top-level part: the fields of a Gaussian, the blocks of a `Product`."""
+def vectors_by_block(params: PyTree, *, by_leaf: bool = False) -> dict[str, Float[Array, "_"]]:
+    """The parameters as one vector for each top-level part: the fields of a Gaussian, the blocks of a `Product`.
+
+    Args:
+        params: of a family.
+        by_leaf: take each array of them for a part.
+    """
     found: dict[str, list[Array]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        name = _written(path[:1]) if path else WHOLE
+        name = _written(path if by_leaf else path[:1]) if path else WHOLE
         found.setdefault(name, []).append(jnp.ravel(leaf))
     return {name: jnp.concatenate(leaves) for name, leaves in found.items()}
 

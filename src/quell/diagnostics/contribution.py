@@ -6,7 +6,7 @@ import math
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from quell.diagnostics.covariance import Covariances as BlockCovariances
 from quell.diagnostics.covariance import step_covariances
@@ -28,7 +28,7 @@ class Contribution:
 
     Attributes:
         name: of the variate.
-        weight: in use.
+        weight: in use; by the leaf's name, where weights are learned by leaf.
         best_weight: for the draws at hand, all variates together.
         alone: share of the base gradient's variance that it removes by itself, at its best weight.
         share: share of the base gradient's variance that only it removes: what comes back without it.
@@ -37,8 +37,8 @@ class Contribution:
     """
 
     name: str
-    weight: float
-    best_weight: float
+    weight: float | dict[str, float]
+    best_weight: float | dict[str, float]
     alone: Estimate
     share: Estimate
     growth: Estimate
@@ -88,8 +88,8 @@ class Contributions:
         """A line for each variate."""
         width = max((len(variate.name) for variate in self.variates), default=0)
         lines = [
-            f"  {v.name:<{width}}  weight {v.weight:+.2f}, alone removes {v.alone.value:.1%}, without it the variance "
-            f"grows {v.growth.value:.3g} times" + ("" if math.isnan(v.cost) else f", cost {v.cost:.0%}")
+            f"  {v.name:<{width}}  weight {written(v.weight)}, alone removes {v.alone.value:.1%}, without it the "
+            f"variance grows {v.growth.value:.3g} times" + ("" if math.isnan(v.cost) else f", cost {v.cost:.0%}")
             for v in self.variates
         ]
         variances = f"variance {self.base.value:.3g} -> {self.combined.value:.3g}, at best {self.best.value:.3g}"
@@ -141,9 +141,9 @@ def contributions_from(
     budget: float,
 ) -> Contributions:
     """The contributions from covariances that were drawn already; only costs are still to be measured."""
-    covariances = blocks.sum(axis=1)
+    covariances = np.moveaxis(blocks, 1, 0) if gradient.rule.by_leaf else blocks.sum(axis=1)
     weights = weights_in_use(gradient, state)
-    order = least_useful_first(covariances.mean(axis=0))
+    order = least_useful_first(covariances.mean(axis=-3))
     dropped, dispensable = _dispensable(covariances, order, gradient.names)
     costs, seconds = {}, math.nan
     if budget > 0 and gradient.variates:
@@ -154,10 +154,10 @@ def contributions_from(
         times = step_times(key, gradient, params, state, parts=parts, budget=budget)
         costs, seconds = {name: 1.0 - ratio for name, ratio in times.relative.items()}, times.seconds
     return Contributions(
-        variates=_contributions(covariances, weights, gradient.names, costs),
-        base=mean_of(covariances[:, 0, 0]),
-        combined=mean_of(variance_with(covariances, weights)),
-        best=mean_of(held_out_variances(covariances, np.ones((1, weights.size), bool))[0]),
+        variates=_contributions(covariances, weights, gradient, costs),
+        base=mean_of(_over_leaves(covariances[..., 0, 0])),
+        combined=mean_of(_over_leaves(variance_with(covariances, weights[..., None, :]))),
+        best=mean_of(held_out_variances(covariances, np.ones((1, len(order)), bool))[0]),
         dispensable=dataclasses.replace(dispensable, cost=costs.get(_DISPENSABLE, math.nan)),
         step_seconds=seconds,
         cost=costs.get(_ALL, math.nan),
@@ -165,24 +165,41 @@ def contributions_from(
 
 
 def _contributions(
-    covariances: Covariances, weights: np.ndarray, names: tuple[str, ...], costs: dict[str, float]
+    covariances: Covariances, weights: np.ndarray, gradient: Gradient, costs: dict[str, float]
 ) -> tuple[Contribution, ...]:
-    one = np.eye(weights.size, dtype=bool)
-    best = best_weights(covariances.mean(axis=0), np.ones(weights.size, bool))
-    base, full = covariances[:, 0, 0], held_out_variances(covariances, np.ones((1, weights.size), bool))[0]
+    everyone = np.ones(weights.shape, bool)
+    one = np.eye(weights.shape[-1], dtype=bool)
+    best = best_weights(covariances.mean(axis=-3), everyone)
+    base = _over_leaves(covariances[..., 0, 0])
+    full = held_out_variances(covariances, np.ones((1, weights.shape[-1]), bool))[0]
     alone, without = held_out_variances(covariances, one), held_out_variances(covariances, ~one)
     return tuple(
         Contribution(
             name=name,
-            weight=float(weights[k]),
-            best_weight=float(best[k]),
+            weight=_named(weights[..., k], gradient),
+            best_weight=_named(best[..., k], gradient),
             alone=ratio_of(base - alone[k], base),
             share=ratio_of(without[k] - full, base),
             growth=ratio_of(without[k], full),
             cost=costs.get(name, math.nan),
         )
-        for k, name in enumerate(names)
+        for k, name in enumerate(gradient.names)
     )
+
+
+def written(weight: float | dict[str, float]) -> str:
+    """A weight, or one a leaf."""
+    if isinstance(weight, dict):
+        return ", ".join(f"{value:+.2f} ({leaf})" for leaf, value in weight.items())
+    return f"{weight:+.2f}"
+
+
+def _named(weight: np.ndarray, gradient: Gradient) -> float | dict[str, float]:
+    return dict(zip(gradient.leaves, weight.tolist(), strict=True)) if gradient.rule.by_leaf else float(weight)
+
+
+def _over_leaves(values: Float[np.ndarray, "*leaf group"]) -> Float[np.ndarray, "group"]:
+    return values.reshape(-1, values.shape[-1]).sum(axis=0)
 
 
 def _dispensable(covariances: Covariances, order: list[int], names: tuple[str, ...]) -> tuple[list[int], Dispensable]:
@@ -194,5 +211,5 @@ def _dispensable(covariances: Covariances, order: list[int], names: tuple[str, .
     growths = [ratio_of(without, left[0]) for without in left]
     number = max(row for row, growth in enumerate(growths) if row == 0 or growth.value <= 1.0 + TOLERANCE)
     dropped = order[:number]
-    share = ratio_of(left[number] - left[0], covariances[:, 0, 0])
+    share = ratio_of(left[number] - left[0], _over_leaves(covariances[..., 0, 0]))
     return dropped, Dispensable(tuple(names[k] for k in sorted(dropped)), growths[number], share, math.nan)

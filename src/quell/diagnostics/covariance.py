@@ -40,7 +40,8 @@ def step_covariances(
         num: steps to draw, at least 20.
 
     Returns:
-        For each of ten groups of draws and each block of parameters, the matrix of
+        For each of ten groups of draws and each block of parameters (each leaf, where weights are learned by leaf),
+        the matrix of
         \(\sum_i \mathrm{Cov}(c_{ki}, c_{li})\) over the block's coordinates \(i\), for the gradient of the ELBO a
         datum. A variate counts as zero where it is not finite, as in a fit.
 
@@ -83,7 +84,8 @@ def _chunk(
 
     def draw(one: Key[Array, ""]) -> tuple[Float[Array, "joint _"], ...]:
         evaluation = Evaluation(gradient.problem, params, gradient.sampler.draw(one, family, model.num_data, dtype))
-        rows = [vectors_by_block(evaluation.particles.pullback(s)) for s in gradient.samples(evaluation, state)]
+        means = [evaluation.particles.pullback(sample) for sample in gradient.samples(evaluation, state)]
+        rows = [vectors_by_block(mean, by_leaf=gradient.rule.by_leaf) for mean in means]
         rows = [rows[0], *(_zero_unless_finite(row) for row in rows[1:])]
         return tuple(jnp.stack([row[name] for row in rows]) for name in rows[0])
 

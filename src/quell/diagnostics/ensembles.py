@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float
 
 from quell.diagnostics.noise import variance_with
 
-Covariances = Float[np.ndarray, "group joint joint"]
+Covariances = Float[np.ndarray, "*leaf group joint joint"]
 Masks = Bool[np.ndarray, "ensemble variate"]
 
 _SINGULAR = 1e-6
@@ -29,8 +29,10 @@ def held_out_variances(covariances: Covariances, masks: Masks) -> Float[np.ndarr
     """Variance left by each ensemble in each group of draws, with the weights that are best for the other groups.
 
     Weights that were judged on the draws they were made from would look better than they are, and large ensembles more
-    so than small ones.
+    so than small ones. Leaves have weights of their own, and their variances are added up.
     """
+    if covariances.ndim == 4:
+        return np.sum([held_out_variances(leaf, masks) for leaf in covariances], axis=0)
     num = covariances.shape[0]
     others = (covariances.sum(axis=0) - covariances) / (num - 1)
     left = []
@@ -40,16 +42,17 @@ def held_out_variances(covariances: Covariances, masks: Masks) -> Float[np.ndarr
     return np.stack(left) if left else np.zeros((0, num))
 
 
-def least_useful_first(covariance: Float[np.ndarray, "joint joint"]) -> list[int]:
+def least_useful_first(covariance: Float[np.ndarray, "*leaf joint joint"]) -> list[int]:
     r"""The order in which to leave variates out, one by one, so that the variance grows least.
 
     Leaving out variate \(k\) of the remaining ones costs \(a_k^2 / (G^{-1})_{kk}\) where all weights are the best ones.
     """
-    remaining = list(range(covariance.shape[0] - 1))
+    leaves = covariance.reshape(-1, *covariance.shape[-2:])
+    remaining = list(range(covariance.shape[-1] - 1))
     order = []
     while remaining:
         rows = [0, *(k + 1 for k in remaining)]
-        costs = _drop_one_costs(covariance[np.ix_(rows, rows)])
+        costs = np.sum([_drop_one_costs(leaf[np.ix_(rows, rows)]) for leaf in leaves], axis=0)
         order.append(remaining.pop(int(np.argmin(costs))))
     return order
 

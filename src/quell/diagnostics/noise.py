@@ -94,18 +94,21 @@ def variance_from(
     covariances: Covariances, gradient: Gradient, params: PyTree, state: GradientState, *, num: int
 ) -> GradientVariance:
     """The variances from covariances that were drawn already."""
+    names = list(vectors_by_block(params, by_leaf=gradient.rule.by_leaf))
     weights = weights_in_use(gradient, state)
-    blocks = [block_variance(name, covariances[:, k], weights) for k, name in enumerate(vectors_by_block(params))]
-    return GradientVariance(tuple(blocks), block_variance("total", covariances.sum(axis=1), weights), num)
+    weights = np.broadcast_to(weights, (len(names), weights.shape[-1]))
+    blocks = [block_variance(name, covariances[:, k], weights[k]) for k, name in enumerate(names)]
+    base, combined = covariances[..., 0, 0].sum(axis=1), variance_with(covariances, weights).sum(axis=1)
+    return GradientVariance(tuple(blocks), _block_variance("total", base, combined), num)
 
 
-def weights_in_use(gradient: Gradient, state: GradientState) -> Float[np.ndarray, "variate"]:
+def weights_in_use(gradient: Gradient, state: GradientState) -> Float[np.ndarray, "*leaf variate"]:
     """The weights that the next step would use."""
     return np.asarray(_weights(gradient, state), np.float64)
 
 
 @quick_jit
-def _weights(gradient: Gradient, state: GradientState) -> Float[Array, "variate"]:
+def _weights(gradient: Gradient, state: GradientState) -> Float[Array, "*leaf variate"]:
     return gradient.weights(state)
 
 
@@ -113,7 +116,10 @@ def block_variance(
     name: str, covariances: Float[np.ndarray, "group joint joint"], weights: Float[np.ndarray, "variate"]
 ) -> BlockVariance:
     """Variances of one block from the covariances of base gradient and variates."""
-    base, combined = covariances[:, 0, 0], variance_with(covariances, weights)
+    return _block_variance(name, covariances[:, 0, 0], variance_with(covariances, weights))
+
+
+def _block_variance(name: str, base: Float[np.ndarray, "group"], combined: Float[np.ndarray, "group"]) -> BlockVariance:
     return BlockVariance(name, mean_of(base), mean_of(combined), ratio_of(base, combined))
 
 

@@ -160,12 +160,18 @@ def _variates_text(found: Contributions) -> str:
 
 def _variate_row(variate: Contribution) -> str:
     cells = (
-        _number(variate.weight, "+.2f"),
+        _weight(variate.weight),
         _share(variate.alone.value),
         _times(variate.growth.value),
         "–" if math.isnan(variate.cost) else _share(variate.cost),
     )
     return f'<tr><th scope="row">{escape(variate.name)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+
+
+def _weight(weight: float | dict[str, float]) -> str:
+    if isinstance(weight, dict):
+        return "<br>".join(f"{_number(value, '+.2f')} {escape(leaf)}" for leaf, value in weight.items())
+    return _number(weight, "+.2f")
 
 
 _VARIANCE_TEXT = (

@@ -123,7 +123,7 @@ def gather(fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Contents
         variance=variance,
         contributions=found,
         advice=advice_on(fit, khat, variance, found),
-        pictures=_pictures(fit.history, gradient.names, variance, found),
+        pictures=_pictures(fit.history, gradient.weight_names, variance, found),
         summary=summarise(jax.vmap(problem.model.constrain)(sample.latents)),
         settings=_settings(gradient),
     )
@@ -150,7 +150,8 @@ def advice_on(fit: FinishedFit, khat: Khat, variance: GradientVariance, found: C
 def _pictures(
     history: History, names: tuple[str, ...], variance: GradientVariance, found: Contributions
 ) -> list[Picture]:
-    shown = [v.name for v in sorted(found.variates, key=lambda v: -np.nan_to_num(v.growth.value))]
+    ranked = [v.name for v in sorted(found.variates, key=lambda v: -np.nan_to_num(v.growth.value))]
+    shown = [name for one in ranked for name in names if name == one or name.startswith(f"{one}[")]
     figures: dict[str, Any] = {
         "The ELBO over the steps": lambda ground: plots.plot_elbo(history, ground=ground),
         "Squared norm of the gradient over the steps": lambda ground: plots.plot_norms(history, ground=ground),

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A gradient with some of its variates, and the state that belongs to them."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from quell.combine import NormalWishart, Rule
 from quell.gradient import Gradient, GradientState
@@ -20,13 +22,17 @@ def keep_variates(gradient: Gradient, state: GradientState, keep: Sequence[int])
         state: of that gradient.
         keep: places in its list of variates.
     """
-    rows = np.ix_(*[[0, *(k + 1 for k in keep)]] * 2)
+    rows = [0, *(k + 1 for k in keep)]
     smaller = eqx.tree_at(
         lambda g: (g.variates, g.rule),
         gradient,
         (tuple(gradient.variates[k] for k in keep), _rule(gradient.rule, list(keep))),
     )
-    moments = jax.tree.map(lambda matrix: jnp.asarray(np.asarray(matrix)[rows]), state.moments)
+
+    def cut(leaf: Array) -> Array:
+        return leaf if leaf.ndim == 0 else jnp.asarray(np.asarray(leaf)[..., rows, :][..., rows])
+
+    moments = jax.tree.map(cut, state.moments)
     return smaller, GradientState(moments, tuple(state.variates[k] for k in keep))
 
 
@@ -35,4 +41,4 @@ def _rule(rule: Rule, keep: list[int]) -> Rule:
         return rule
     gram, cross = (np.asarray(trace) for trace in (rule.prior.gram, rule.prior.cross))
     prior = NormalWishart(jnp.asarray(gram[keep][:, keep]), jnp.asarray(cross[keep]), rule.prior.strength)
-    return Rule(rule.decay, rule.v0, prior)
+    return dataclasses.replace(rule, prior=prior)

@@ -8,3 +8,4 @@ from quell.estimators.generalized import GeneralizedReparameterization as Genera
 from quell.estimators.local import LocalReparameterization as LocalReparameterization
 from quell.estimators.reparameterization import Reparameterization as Reparameterization
 from quell.estimators.score_function import ScoreFunction as ScoreFunction
+from quell.estimators.transposed import TransposedReparameterization as TransposedReparameterization

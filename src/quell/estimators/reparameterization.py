@@ -13,7 +13,7 @@ class Reparameterization(AbstractEstimator):
 
     Args:
         transport: its name; the family's first by default. For a full-rank Gaussian `"cholesky"` is the
-            paper's RP1 and `"symmetric"` its RP2.
+            paper's RP1 and `"symmetric"` its RP2; `"mirrored"` is RP1 with the noise turned round.
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.

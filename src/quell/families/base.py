@@ -41,9 +41,19 @@ class AbstractFamily(eqx.Module):
         return False
 
     @property
+    def has_natural_metric(self) -> bool:
+        """Whether gradients can be measured in the inverse Fisher metric."""
+        return False
+
+    @property
     @abstractmethod
     def num_params(self) -> int:
         """Number of free parameters."""
+
+    @property
+    def num_leaf_params(self) -> tuple[int, ...]:
+        """Number of free parameters of each leaf."""
+        return tuple(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(self.init)))
 
     @abstractmethod
     def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
@@ -89,7 +99,7 @@ class AbstractParticles(ABC):
 
     It lives within one traced step and keeps what was computed once (a decomposition, the latents).
     Laws: `pullback` is the average over replicates of `dense`, and `gram` is the average over
-    replicates of the inner products of `dense`, both to rounding.
+    replicates of the inner products of `dense`, both to rounding; `gram` is the sum of `leaf_grams`.
     """
 
     @abstractmethod
@@ -137,12 +147,31 @@ class AbstractParticles(ABC):
         vectors = jnp.stack([_ravel(self.pullback(sample)) for sample in samples])
         return vectors @ vectors.T
 
+    def leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+        """As `gram`, for each leaf of the parameters by itself."""
+        return dense_leaf_grams([self.dense(sample) for sample in samples])
+
+    def mean_leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+        """As `mean_gram`, for each leaf of the parameters by itself."""
+        means = [jax.tree.map(lambda leaf: leaf[None], self.pullback(sample)) for sample in samples]
+        return dense_leaf_grams(means)
+
+    def whitened(self, samples: Sequence[Parts]) -> tuple["AbstractParticles", list[Parts]]:
+        r"""Particles and samples whose plain inner products are \(a^\top F^{-1} b\), with \(F\) the Fisher matrix."""
+        raise NotImplementedError("refused before: the family has no natural metric")
+
 
 def dense_gram(trees: Sequence[PyTree]) -> Float[Array, "variate variate"]:
     """Average over the leading axis of inner products of dense samples."""
     num = jax.tree.leaves(trees[0])[0].shape[0]
     vectors = jnp.stack([_ravel(tree) for tree in trees])
     return vectors @ vectors.T / num
+
+
+def dense_leaf_grams(trees: Sequence[PyTree]) -> Float[Array, "leaf variate variate"]:
+    """As `dense_gram`, for each leaf by itself."""
+    leaves = zip(*(jax.tree.leaves(tree) for tree in trees), strict=True)
+    return jnp.stack([dense_gram(leaf) for leaf in leaves])
 
 
 def _ravel(tree: PyTree) -> Float[Array, "flat"]:

@@ -18,7 +18,8 @@ from quell.families.location_scale import LocationScale, diagonal_from, standard
 class FullRank(AbstractFamily):
     r"""Gaussian with any covariance \(L L^\top\); the parameters are \(\mu\) and the lower triangle of \(L\).
 
-    Transports: `cholesky`, \(z = \mu + L\epsilon\), and `symmetric`, \(z = \mu + (LL^\top)^{1/2}\epsilon\).
+    Transports: `cholesky`, \(z = \mu + L\epsilon\); `symmetric`, \(z = \mu + (LL^\top)^{1/2}\epsilon\); and
+    `mirrored`, \(z = \mu - L\epsilon\), which is another square root of the covariance and costs no decomposition.
 
     Args:
         dim: length of the latent.
@@ -42,15 +43,23 @@ class FullRank(AbstractFamily):
 
     @property
     def transports(self) -> tuple[str, ...]:
-        return ("cholesky", "symmetric")
+        return ("cholesky", "symmetric", "mirrored")
 
     @property
     def is_gaussian(self) -> bool:
         return True
 
     @property
+    def has_natural_metric(self) -> bool:
+        return True
+
+    @property
     def num_params(self) -> int:
         return self.dim + self.dim * (self.dim + 1) // 2
+
+    @property
+    def num_leaf_params(self) -> tuple[int, ...]:
+        return self.dim, self.dim * (self.dim + 1) // 2
 
     def init(self, *, dtype: DTypeLike | None = None) -> LocationScale:
         start = math.log(self.init_scale) if self.log_scale else self.init_scale

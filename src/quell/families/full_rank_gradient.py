@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from quell.families.base import AbstractParticles
 from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_gram import FullRankGram
+from quell.families.full_rank_white import WhiteFullRank
 from quell.families.location_scale import LocationScale, standard_log_prob
 from quell.parts import Exact, Outer, Parts
 from quell.quadratic import Quadratic
@@ -38,25 +39,33 @@ class FullRankParticles(AbstractParticles):
         return triangular_solve(self.at.tril, self.at.noise, lower=True)
 
     def latents(self, transport: str) -> Latents:
-        moved = self.at.root.apply(self.at.noise) if transport == "symmetric" else self.at.noise @ self.at.tril.T
-        return self.at.loc + moved
+        if transport == "symmetric":
+            return self.at.loc + self.at.root.apply(self.at.noise)
+        moved = self.at.noise @ self.at.tril.T
+        return self.at.loc - moved if transport == "mirrored" else self.at.loc + moved
 
     def log_probs(self, transport: str) -> Float[Array, "sample"]:
-        # Both transports have the determinant of L, up to its sign.
+        # All transports have the determinant of L, up to its sign.
         return standard_log_prob(self.at.noise) - jnp.sum(jnp.log(jnp.abs(jnp.diagonal(self.at.tril))))
 
     def log_prob_grads(self, transport: str) -> Latents:
-        return -self.at.root.solve(self.at.noise) if transport == "symmetric" else -self._precision_noise
+        if transport == "symmetric":
+            return -self.at.root.solve(self.at.noise)
+        return self._precision_noise if transport == "mirrored" else -self._precision_noise
 
     # Estimators' samples
 
     def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
         exact = Exact(self._diagonal(-self.at.slope / jnp.diagonal(self.at.tril)), weight)
-        if transport != "symmetric":
-            return Parts(paths={"cholesky": weight[:, None] * self._precision_noise}, exacts=(exact,))
         grads = -weight[:, None] * self.log_prob_grads(transport)
+        if transport != "symmetric":
+            return Parts(paths={transport: grads}, exacts=(exact,))
         white = triangular_solve(self.at.tril, self.latents(transport) - self.at.loc, lower=True, transpose_a=True)
         return Parts(exacts=(exact,), outers=(Outer(grads, grads[:, None], white[:, None]),))
+
+    def transposed(self, grads: Latents) -> Parts:
+        r"""The Cholesky path of gradients \(g\), with the scale part \((L^{-\top}\epsilon)(L^\top g)^\top\) instead."""
+        return Parts(outers=(Outer(grads, self._precision_noise[:, None], (grads @ self.at.tril)[:, None]),))
 
     def entropy_grad(self) -> Parts:
         return Parts(exacts=(Exact(self._diagonal(self.at.slope / jnp.diagonal(self.at.tril))),))
@@ -79,6 +88,7 @@ class FullRankParticles(AbstractParticles):
     def dense(self, parts: Parts) -> LocationScale:
         num = self.at.noise.shape[0]
         total = LocationScale(jnp.zeros_like(self.at.noise), jnp.zeros((num, *self.at.tril.shape), self.at.noise.dtype))
+        parts = self.at.without_mirror(parts)
         pieces = [self._dense_path(*path) for path in parts.paths.items()]
         pieces += [_dense_exact(exact, self.at.weight(exact)) for exact in parts.exacts]
         pieces += [self._dense_outer(outer) for outer in parts.outers]
@@ -88,6 +98,7 @@ class FullRankParticles(AbstractParticles):
     def pullback(self, parts: Parts) -> LocationScale:
         num = self.at.noise.shape[0]
         total = LocationScale(jnp.zeros_like(self.at.loc), jnp.zeros_like(self.at.tril))
+        parts = self.at.without_mirror(parts)
         outers = [(o.location, o.left, o.right) for o in parts.outers]
         if "cholesky" in parts.paths:
             cotangent = parts.paths["cholesky"]
@@ -108,7 +119,16 @@ class FullRankParticles(AbstractParticles):
         return jax.tree.map(lambda leaf: leaf / num, total)
 
     def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
-        return FullRankGram(self.at, samples).gram()
+        gram = FullRankGram(self.at, samples)
+        return gram.location_gram() + gram.scale_gram()
+
+    def leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+        gram = FullRankGram(self.at, samples)
+        return jnp.stack([gram.location_gram(), gram.scale_gram()])
+
+    def whitened(self, samples: Sequence[Parts]) -> tuple["FullRankParticles", list[Parts]]:
+        white = WhiteFullRank(self.at)
+        return FullRankParticles(white.at), [white.parts(sample) for sample in samples]
 
     def _diagonal(self, values: Float[Array, "latent"]) -> LocationScale:
         """A value whose scale is diagonal, kept as a vector until it is carried to the parameters."""

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Inner products of factored gradients of a full-rank Gaussian.
 
-A Cholesky path with cotangent \(g\) is \((g, \mathrm{tril}(g\epsilon^\top))\). Its inner product with any
-parameter-shaped \((v, V)\) is \(g^\top(v + \mathrm{tril}(V)\epsilon)\): the push-forward of \((v, V)\) through the
-transport. So inner products need no vector as long as the parameters, except for symmetric paths.
+A Cholesky path with cotangent \(g\) is \((g, \mathrm{tril}(g\epsilon^\top))\). Means have few numbers, so that their
+inner products are plain ones. The inner product of the path's scale with any parameter-shaped \(V\) is
+\(g^\top \mathrm{tril}(V)\epsilon\): the push-forward of \(V\) through the transport. So inner products need no vector
+as long as the parameters, except for symmetric paths.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +34,8 @@ class FullRankGram:
 
     def __init__(self, at: FullRankDraw, samples: Sequence[Parts]) -> None:
         """Sort the pieces."""
-        self.at, self.num = at, len(samples)
+        self.at = at
+        samples = [at.without_mirror(sample) for sample in samples]
         empty = jnp.zeros_like(at.noise)
         self.paths = _rows([sample.paths.get("cholesky", empty) for sample in samples])
         self.exacts = [(i, exact) for i, sample in enumerate(samples) for exact in sample.exacts]
@@ -41,13 +43,17 @@ class FullRankGram:
         heavy = [i for i, s in enumerate(samples) if "symmetric" in s.paths or s.dense is not None]
         self.heavy_owners = heavy
         if heavy:
-            self.heavy_loc, self.heavy_scale = self._heavy([samples[i] for i in heavy])
+            self.heavy_scale = self._heavy([samples[i] for i in heavy])
             self.heavy_moved = self._push_heavy()
+        self.means = _rows([self._mean(sample) for sample in samples])
 
-    def gram(self) -> Float[Array, "variate variate"]:
-        """Inner products of the samples, averaged over replicates."""
-        metric = 1.0 + self._lower(self.at.noise, self.at.noise)
-        own = self.paths @ (self.paths * metric.ravel()).T
+    def location_gram(self) -> Float[Array, "variate variate"]:
+        """The mean's part of the inner products, averaged over replicates."""
+        return self.means @ self.means.T / self.at.noise.shape[0]
+
+    def scale_gram(self) -> Float[Array, "variate variate"]:
+        """The scale's part of the inner products, averaged over replicates."""
+        own = self.paths @ (self.paths * self._lower(self.at.noise, self.at.noise).ravel()).T
         owners = [owner for owner, _ in self.exacts] + [owner for owner, _ in self.outers] + self.heavy_owners
         if not owners:
             return own / self.at.noise.shape[0]
@@ -63,16 +69,14 @@ class FullRankGram:
         pushed = [self._push_exact(exact) for _, exact in self.exacts]
         pushed += [self._push_outer(outer) for _, outer in self.outers]
         if self.heavy_owners:
-            pushed += list(jnp.moveaxis(self.heavy_loc + self.heavy_moved[..., 0], 1, 0))
+            pushed += list(jnp.moveaxis(self.heavy_moved[..., 0], 1, 0))
         return _rows(pushed)
 
     def _push_exact(self, exact: Exact) -> Latents:
-        moved = _times(self.at.noise, self._tangent(exact.value.scale))
-        return self.at.weight(exact)[:, None] * (exact.value.loc + moved)
+        return self.at.weight(exact)[:, None] * _times(self.at.noise, self._tangent(exact.value.scale))
 
     def _push_outer(self, outer: Outer) -> Latents:
-        lower = self._lower(outer.right, self.at.noise[:, None])
-        return outer.location + jnp.sum(outer.left * lower, axis=1)
+        return jnp.sum(outer.left * self._lower(outer.right, self.at.noise[:, None]), axis=1)
 
     # Inner products of pieces, summed over replicates
 
@@ -91,65 +95,62 @@ class FullRankGram:
     def _exact_exact(self) -> Float[Array, "exact exact"]:
         if not self.exacts:
             return jnp.zeros((0, 0), self.paths.dtype)
-        locs = _rows([exact.value.loc for _, exact in self.exacts])
         weights = _rows([self.at.weight(exact) for _, exact in self.exacts])
         scales = _pairwise([exact.value.scale for _, exact in self.exacts], _inner_scales)
-        return (locs @ locs.T + scales) * (weights @ weights.T)
+        return scales * (weights @ weights.T)
 
     def _exact_outer(self, exact: Exact, outer: Outer) -> Float[Array, ""]:
         scales = jnp.sum(outer.left * _times(outer.right, self._tangent(exact.value.scale)), axis=(1, 2))
-        return jnp.sum(self.at.weight(exact) * (outer.location @ exact.value.loc + scales))
+        return jnp.sum(self.at.weight(exact) * scales)
 
     def _outer_outer(self, one: Outer, two: Outer) -> Float[Array, ""]:
         lower = self._lower(one.right[:, :, None], two.right[:, None])
-        scales = jnp.sum(one.left[:, :, None] * two.left[:, None] * lower)
-        return jnp.sum(one.location * two.location) + scales
+        return jnp.sum(one.left[:, :, None] * two.left[:, None] * lower)
 
     def _exacts_heavy(self) -> list[Float[Array, "heavy"]]:
         if not self.exacts:
             return []
-        unweighted = jnp.sum(self.heavy_loc, 0), jnp.sum(self.heavy_scale, 0)
-        return [self._exact_heavy(exact, *unweighted) for _, exact in self.exacts]
+        unweighted = jnp.sum(self.heavy_scale, 0)
+        return [self._exact_heavy(exact, unweighted) for _, exact in self.exacts]
 
-    def _exact_heavy(self, exact: Exact, loc: Array, scale: Array) -> Float[Array, "heavy"]:
-        value = exact.value
+    def _exact_heavy(self, exact: Exact, scale: Array) -> Float[Array, "heavy"]:
         if exact.weight is not None:
-            loc = jnp.sum(exact.weight[:, None, None] * self.heavy_loc, 0)
             scale = jnp.sum(exact.weight[:, None, None, None] * self.heavy_scale, 0)
-        scales = jnp.einsum("kij,ij->k" if value.scale.ndim == 2 else "kii,i->k", scale, value.scale)
-        return loc @ value.loc + scales
+        value = exact.value.scale
+        return jnp.einsum("kij,ij->k" if value.ndim == 2 else "kii,i->k", scale, value)
 
     def _outers_heavy(self) -> list[Float[Array, "heavy"]]:
         products, at = [], 1
         for _, outer in self.outers:
             end = at + outer.right.shape[1]
-            scales = jnp.einsum("rkim,rmi->k", self.heavy_moved[..., at:end], outer.left)
-            products.append(scales + jnp.einsum("rki,ri->k", self.heavy_loc, outer.location))
+            products.append(jnp.einsum("rkim,rmi->k", self.heavy_moved[..., at:end], outer.left))
             at = end
         return products
 
     def _heavy_heavy(self) -> Float[Array, "heavy heavy"]:
-        num = len(self.heavy_owners)
-        locs, scales = ([leaf[:, k] for k in range(num)] for leaf in (self.heavy_loc, self.heavy_scale))
-        return _pairwise(locs, _inner) + _pairwise(scales, _inner)
+        return _pairwise([self.heavy_scale[:, k] for k in range(len(self.heavy_owners))], _inner)
 
     # Pieces
 
-    def _heavy(
-        self, samples: Sequence[Parts]
-    ) -> tuple[Float[Array, "sample heavy latent"], Float[Array, "sample heavy latent latent"]]:
-        """Location and scale of heavy pieces."""
+    def _mean(self, sample: Parts) -> Latents:
+        """The mean's part of a sample."""
+        pieces = [*sample.paths.values(), *(outer.location for outer in sample.outers)]
+        pieces += [self.at.weight(exact)[:, None] * exact.value.loc for exact in sample.exacts]
+        pieces += [] if sample.dense is None else [sample.dense.loc]
+        return sum(pieces, jnp.zeros_like(self.at.noise))
+
+    def _heavy(self, samples: Sequence[Parts]) -> Float[Array, "sample heavy latent latent"]:
+        """The scale of heavy pieces."""
         empty = jnp.zeros_like(self.at.noise)
-        loc = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples], axis=1)
+        paths = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples], axis=1)
         if any("symmetric" in sample.paths for sample in samples):
-            scale = self.at.mask * self.at.root.pullback_rows(loc, self.at.noise)
+            scale = self.at.mask * self.at.root.pullback_rows(paths, self.at.noise)
         else:
-            scale = jnp.zeros((*loc.shape, loc.shape[-1]), loc.dtype)
+            scale = jnp.zeros((*paths.shape, paths.shape[-1]), paths.dtype)
         for k, sample in enumerate(samples):
             if sample.dense is not None:
-                loc = loc.at[:, k].add(sample.dense.loc)
                 scale = scale.at[:, k].add(sample.dense.scale)
-        return loc, scale
+        return scale
 
     def _push_heavy(self) -> Float[Array, "sample heavy latent vector"]:
         """Heavy scales, as directions of the scale matrix, times the noise and all outer products' right sides."""

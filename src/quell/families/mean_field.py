@@ -19,6 +19,8 @@ from quell.quadratic import Quadratic
 class MeanField(AbstractFamily):
     r"""Gaussian with independent coordinates, \(z = \mu + \sigma \odot \epsilon\).
 
+    Transports: `diagonal`, as above, and `mirrored`, \(z = \mu - \sigma \odot \epsilon\).
+
     Args:
         dim: length of the latent.
         log_scale: store \(\log\sigma\) (the default) or \(\sigma\) as it is (the paper).
@@ -42,10 +44,14 @@ class MeanField(AbstractFamily):
 
     @property
     def transports(self) -> tuple[str, ...]:
-        return ("diagonal",)
+        return ("diagonal", "mirrored")
 
     @property
     def is_gaussian(self) -> bool:
+        return True
+
+    @property
+    def has_natural_metric(self) -> bool:
         return True
 
     @property
@@ -91,16 +97,16 @@ class MeanFieldParticles(AbstractParticles):
         self.scale, self.slope = diagonal_from(params.scale, log_scale=family.log_scale)
 
     def latents(self, transport: str) -> Float[Array, "sample latent"]:
-        return self.params.loc + self.noise * self.scale
+        return self.params.loc + self._noise(transport) * self.scale
 
     def log_probs(self, transport: str) -> Float[Array, "sample"]:
         return standard_log_prob(self.noise) - jnp.sum(jnp.log(jnp.abs(self.scale)))
 
     def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
-        return -self.noise / self.scale
+        return -self._noise(transport) / self.scale
 
     def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
-        path = {"diagonal": weight[:, None] * (self.noise / self.scale)}
+        path = {transport: -weight[:, None] * self.log_prob_grads(transport)}
         return Parts(paths=path, exacts=(Exact(self._minus_log_scale_grad(), weight),))
 
     def entropy_grad(self) -> Parts:
@@ -116,8 +122,8 @@ class MeanFieldParticles(AbstractParticles):
 
     def dense(self, parts: Parts) -> LocationScale:
         total = LocationScale(jnp.zeros_like(self.noise), jnp.zeros_like(self.noise))
-        for cotangent in parts.paths.values():
-            path = LocationScale(cotangent, cotangent * self.noise * self.slope)
+        for transport, cotangent in parts.paths.items():
+            path = LocationScale(cotangent, cotangent * self._noise(transport) * self.slope)
             total = jax.tree.map(jnp.add, total, path)
         for exact in parts.exacts:
             weight = jnp.ones(self.noise.shape[0], self.noise.dtype) if exact.weight is None else exact.weight
@@ -131,6 +137,15 @@ class MeanFieldParticles(AbstractParticles):
 
     def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
         return dense_gram([self.dense(sample) for sample in samples])
+
+    def whitened(self, samples: Sequence[Parts]) -> tuple["MeanFieldParticles", list[Parts]]:
+        def white(dense: LocationScale) -> LocationScale:
+            return LocationScale(dense.loc * self.scale, math.sqrt(0.5) * dense.scale * self.scale / self.slope)
+
+        return self, [Parts(dense=white(self.dense(sample))) for sample in samples]
+
+    def _noise(self, transport: str) -> Float[Array, "sample latent"]:
+        return -self.noise if transport == "mirrored" else self.noise
 
     def _minus_log_scale_grad(self) -> LocationScale:
         return LocationScale(jnp.zeros_like(self.scale), -self.slope / self.scale)

@@ -63,6 +63,10 @@ class Product(AbstractDenseFamily):
     def num_params(self) -> int:
         return sum(block.num_params for block in self.blocks.values())
 
+    @property
+    def num_leaf_params(self) -> tuple[int, ...]:
+        return tuple(num for name in sorted(self.blocks) for num in self.blocks[name].num_leaf_params)
+
     def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
         return {name: block.init(dtype=dtype) for name, block in self.blocks.items()}
 

@@ -6,6 +6,8 @@ from quell.fitting.algorithm import AlgorithmState as AlgorithmState
 from quell.fitting.callback import FitProgress as FitProgress
 from quell.fitting.checkpoint import Checkpoint as Checkpoint
 from quell.fitting.checkpoint_file import CheckpointError as CheckpointError
+from quell.fitting.choice import Choice as Choice
+from quell.fitting.choice import Trial as Trial
 from quell.fitting.early_stopping import EarlyStopping as EarlyStopping
 from quell.fitting.result import FitResult as FitResult
 from quell.fitting.routine import fit as fit

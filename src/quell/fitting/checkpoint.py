@@ -11,7 +11,7 @@ from typing import Any
 import equinox as eqx
 
 from quell.checks import check_count, check_positive
-from quell.fitting.checkpoint_file import CheckpointError
+from quell.fitting.checkpoint_file import CheckpointError, read_contents
 from quell.fitting.reached import Reached, load_reached, save_reached
 
 _DEFAULT_MINUTES = 1.0
@@ -62,6 +62,12 @@ class Checkpoint(eqx.Module):
         if self.every_minutes is not None:
             check_positive("every_minutes", self.every_minutes)
 
+    def read_choice(self) -> dict[str, Any] | None:
+        """What the fit that is to be resumed had chosen automatically; `None` where there is nothing to resume."""
+        if not (self.resume and self.path.exists()):
+            return None
+        return read_contents(self.path).header.get("choice")
+
     @property
     def seconds_between(self) -> float | None:
         """Seconds between two checkpoints, where the clock decides."""
@@ -82,6 +88,7 @@ class Keeper:
         """Nothing is read or written yet."""
         self.checkpoint = checkpoint
         self.fingerprint = {} if checkpoint is None else fingerprint()
+        self.choice: dict[str, Any] | None = None
         self.saved: Reached | None = None
         self.saved_at = time.monotonic()
 
@@ -140,7 +147,7 @@ class Keeper:
 
     def _write(self, reached: Reached) -> None:
         assert self.checkpoint is not None
-        save_reached(self.checkpoint.path, reached, self.fingerprint)
+        save_reached(self.checkpoint.path, reached, self.fingerprint, self.choice)
         self.saved, self.saved_at = reached, time.monotonic()
 
 

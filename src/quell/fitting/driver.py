@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's part of a fit: it acts between chunks only."""
 
+import dataclasses
 import time
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, PyTree
 
 from quell.fitting import loop
+from quell.fitting.algorithm import Algorithm
 from quell.fitting.callback import FitProgress
 from quell.fitting.checkpoint import Keeper
 from quell.fitting.checkpoint_file import CheckpointError
@@ -19,6 +22,18 @@ from quell.fitting.result import FitResult
 from quell.history import History
 from quell.status import Status
 
+LEAST_GAIN = 1e-3
+"""Nats; an exact fit that can gain less with a step has converged."""
+
+EXACT_EVERY = 5
+"""Steps between two looks whether an exact fit has converged."""
+
+FIRST_RETUNED = 100
+"""The step after which variates are chosen again; and then after four times as many, and so on."""
+
+WORTHWHILE = 10.0
+"""The rest of a fit must take this many times as long as a compilation to be worth another choice."""
+
 _CHUNK_SECONDS = 0.25
 _FIRST_CHUNK = 16
 
@@ -27,6 +42,7 @@ def run_plan(plan: FitPlan) -> list[FitResult]:
     """Run the fits of a plan, go on where a checkpoint ends, and keep what is reached whatever happens."""
     show = wants_bar(plan.options.progress)
     keeper = Keeper(plan.options.checkpoint, plan.fingerprint)
+    keeper.choice = None if plan.choice is None else plan.choice.spec()
     run = Run(plan, keeper.begin(plan.fresh()))
     run.check_steps()
     try:
@@ -57,6 +73,7 @@ class Run:
         self.plan, self.reached = plan, reached
         self.ended: dict[int, Status] = {}
         self.spent, self.began = reached.seconds, time.perf_counter()
+        self.longest_chunk = 0.0
         self.judge()
 
     def check_steps(self) -> None:
@@ -95,6 +112,7 @@ class Run:
             step, end = int(before[going].max()), int(ends[going].max())
             self._run_chunk(ends)
             seconds = time.perf_counter() - start
+            self.longest_chunk = max(self.longest_chunk, seconds)
             length = min(max(int((end - step) * _CHUNK_SECONDS / max(seconds, 1e-6)), 2 * _FIRST_CHUNK), loop.BUFFER)
             self.judge()
             keeper.after_chunk(self.reached, step=end)
@@ -102,17 +120,46 @@ class Run:
             elbos = np.concatenate([piece.elbo for piece, is_going in zip(recent, going, strict=True) if is_going])
             if np.isfinite(elbos).any():
                 report(end, float(elbos[np.isfinite(elbos)].mean()))
+            self._choose_again(keeper)
             self._call_back([k for k in np.flatnonzero(going).tolist() if recent[k].num_steps])
 
     def judge(self) -> None:
         """End fits that have converged; the history up to a fixed grid of steps decides, not the clock."""
         stopping = self.plan.options.early_stopping
+        if self.plan.is_exact:
+            for number in np.flatnonzero(self.going).tolist():
+                if self._can_gain(number) < LEAST_GAIN:
+                    self.ended[number] = Status.CONVERGED
         if stopping is None:
             return
         for number in np.flatnonzero(self.going).tolist():
             elbo = np.concatenate([piece.elbo for piece in self.reached.pieces[number]])
             if elbo.size % stopping.check_every == 0 and stopping.is_over(elbo):
                 self.ended[number] = Status.CONVERGED
+
+    def _can_gain(self, number: int) -> float:
+        """Nats that a step of an exact fit could still gain: half the squared norm of its natural gradient."""
+        last = self.reached.pieces[number][-1]
+        return 0.5 * float(last.combined_sq_norm[-1]) if last.num_steps else np.inf
+
+    def _choose_again(self, keeper: Keeper) -> None:
+        """At a few fixed steps, look whether other variates would now be better, if what is left is worth it."""
+        plan, steps = self.plan, self.plan.options.steps
+        step = int(self.step.max())
+        if plan.is_many or plan.tuner is None or plan.choice is None or step not in _retuned(steps):
+            return
+        seconds_left = (steps - step) * self.seconds / max(step, 1)
+        if seconds_left < WORTHWHILE * self.longest_chunk or not self.going.any():
+            return
+        state = self.reached.state
+        tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
+        if tuned is None or tuned.state is None:
+            return
+        algorithm = Algorithm(tuned.gradient, plan.algorithm.optimizer)
+        self.plan = dataclasses.replace(plan, algorithm=algorithm, choice=tuned.choice)
+        state = eqx.tree_at(lambda s: s.algorithm.gradient, state, tuned.state)
+        self.reached = self.reached._replace(state=state)
+        keeper.choice = tuned.choice.spec()
 
     def results(self) -> list[FitResult]:
         """A result for each fit, as far as it has come."""
@@ -127,6 +174,7 @@ class Run:
                 history=histories[number],
                 status=self._status(number),
                 seconds=self.seconds,
+                choice=self.plan.choice,
             )
             for number in range(self.plan.num_fits)
         ]
@@ -144,6 +192,10 @@ class Run:
             options.checkpoint.every_steps if options.checkpoint else None,
         ]
         ends = [(step // every + 1) * every for every in grids if every is not None]
+        if self.plan.is_exact:
+            ends.append((step // EXACT_EVERY + 1) * EXACT_EVERY)
+        if self.plan.tuner is not None:
+            ends += [again for again in _retuned(options.steps) if again > step]
         return min(step + length, options.steps, *ends)
 
     def _run_chunk(self, until: Int[np.ndarray, "fit"]) -> None:
@@ -188,3 +240,11 @@ class Run:
         if self.step[number] >= self.plan.options.steps:
             return Status.COMPLETED
         return self.ended.get(number, Status.INTERRUPTED)
+
+
+def _retuned(steps: int) -> list[int]:
+    """Steps after which variates are chosen again; fixed ones, so that they do not depend on the clock."""
+    found = []
+    while (step := FIRST_RETUNED * 4 ** len(found)) < steps:
+        found.append(step)
+    return found

@@ -58,7 +58,7 @@ def to_inference_data(
     groups = {
         "posterior": xarray.Dataset(_posterior(model, latents), _draws(latents)),
         "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
-        "fit": xarray.Dataset(_fit(history), {"variate": np.array(gradient.names, object).astype(str)}),
+        "fit": _fit(history, gradient),
     }
     if log_likelihood or (log_likelihood is None and latents.shape[0] * model.num_data <= AFFORDABLE):
         groups["log_likelihood"] = xarray.Dataset({"obs": _one_chain(log_likelihoods(model, latents), "datum")})
@@ -92,14 +92,18 @@ def _one_chain(values: np.ndarray, *dims: str) -> tuple[tuple[str, ...], np.ndar
     return ("chain", "draw", *dims), values[None]
 
 
-def _fit(history: History) -> dict[str, Any]:
-    return {
+def _fit(history: History, gradient: Gradient) -> Any:
+    import xarray
+
+    axis = "weight" if gradient.rule.by_leaf else "variate"
+    values = {
         "elbo": ("step", history.elbo),
         "base_sq_norm": ("step", history.base_sq_norm),
         "combined_sq_norm": ("step", history.combined_sq_norm),
-        "weights": (("step", "variate"), history.weights),
+        "weights": (("step", axis), history.weights),
         "skipped": ("step", history.skipped),
     }
+    return xarray.Dataset(values, {axis: np.array(gradient.weight_names, object).astype(str)})
 
 
 def _has_data_tree() -> bool:

@@ -3,7 +3,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -15,9 +15,11 @@ from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
 from quell.draw import Sampler
 from quell.families import AbstractFamily
-from quell.fitting.algorithm import Algorithm
+from quell.fitting.algorithm import Algorithm, checked_optimizer
+from quell.fitting.automatic import Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
+from quell.fitting.choice import Choice
 from quell.fitting.early_stopping import EarlyStopping
 from quell.fitting.fingerprint import fingerprint
 from quell.fitting.loop import LoopState, StepPolicy, init_loop
@@ -25,16 +27,22 @@ from quell.fitting.reached import Reached
 from quell.gradient import Gradient
 from quell.history import History
 from quell.models import AbstractModel
+from quell.natural import has_natural_gradient, is_natural, natural_gradient
 from quell.problem import Problem
-from quell.variates import BaseGradient, ControlVariate, default_base, default_variates
+from quell.variates import BaseGradient, ControlVariate, default_base
 
 DEFAULT_BATCH_SIZE = 100
+
+LARGEST_FULL = 2000
+"""Up to this many data a natural-gradient step sees all of them."""
+
+NATURAL_REPLICATES = 10
 
 
 class FitOptions(eqx.Module):
     """What `fit` and `fit_many` are asked for; see there."""
 
-    variates: tuple[ControlVariate, ...] | None = None
+    variates: tuple[ControlVariate, ...] | Literal["auto"] = "auto"
     optimizer: optax.GradientTransformation | None = None
     steps: int = 2000
     sampler: Sampler | None = None
@@ -67,18 +75,28 @@ class FitOptions(eqx.Module):
 
     def plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
         """What is to be done, with every default filled in; several keys make several fits."""
-        problem, sampler = Problem(model, family), self.sampler or _default_sampler(model)
-        gradient = Gradient(
-            problem=problem,
-            variates=default_variates(problem, sampler) if self.variates is None else self.variates,
-            base=self.base or default_base(problem),
-            sampler=sampler,
-            rule=self.rule or Rule(),
-        )
-        optimizer = _default_optimizer(self.steps) if self.optimizer is None else self.optimizer
-        algorithm = Algorithm(gradient, optimizer)
+        problem = Problem(model, family)
+        optimizer = default_optimizer(problem, self.steps) if self.optimizer is None else self.optimizer
+        natural = is_natural(checked_optimizer(optimizer))
+        sampler = default_sampler(model, natural=natural)
+        rule = self.rule or Rule(metric="natural" if natural and family.has_natural_metric else "euclidean")
         params = family.init() if self.params is None else _checked_params(self.params, family)
+        tuner, tuned = None, None
+        if self.variates == "auto":
+            first_key = key if key.ndim == 0 else key[0]
+            tuner = Tuner(
+                problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=first_key
+            )
+            kept = self.checkpoint.read_choice() if self.checkpoint is not None else None
+            tuned = tuner.first(params) if kept is None else tuner.restore(Choice.from_spec(kept))
+            gradient = tuned.gradient
+        else:
+            base = self.base or default_base(problem)
+            gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
+        algorithm = Algorithm(gradient, optimizer)
         start = init_loop(algorithm, params, averages=self.average_from is not None)
+        if tuned is not None and tuned.state is not None:
+            start = eqx.tree_at(lambda s: s.algorithm.gradient, start, tuned.state)
         after = math.ceil(self.steps * (self.average_from or 0.0))
         return FitPlan(
             algorithm=algorithm,
@@ -86,6 +104,8 @@ class FitOptions(eqx.Module):
             key=key,
             start=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start),
             options=self,
+            choice=None if tuned is None else tuned.choice,
+            tuner=tuner,
         )
 
 
@@ -98,6 +118,8 @@ class FitPlan(eqx.Module):
         key: of the fit, or one for each of several.
         start: the state before the first step; with a leading axis for several fits.
         options: as they were given.
+        choice: what was chosen automatically; `None` where the variates were given.
+        tuner: that chose, to choose again.
     """
 
     algorithm: Algorithm
@@ -105,6 +127,14 @@ class FitPlan(eqx.Module):
     key: Key[Array, "*fit"]
     start: LoopState
     options: FitOptions
+    choice: Choice | None = None
+    tuner: Tuner | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the gradient has no noise, and its squared norm is in nats."""
+        exact = self.choice is not None and self.choice.exact
+        return exact and self.algorithm.gradient.rule.metric == "natural"
 
     @property
     def is_many(self) -> bool:
@@ -118,25 +148,34 @@ class FitPlan(eqx.Module):
 
     def fresh(self) -> Reached:
         """Nothing done yet."""
-        none = History.empty(len(self.algorithm.gradient.variates))
+        none = History.empty(len(self.algorithm.gradient.variates), len(self.algorithm.gradient.weight_names))
         return Reached(self.start, tuple((none,) for _ in range(self.num_fits)), 0.0)
 
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint of these fits must have in common with them."""
-        default = f"the default for {self.options.steps} steps" if self.options.optimizer is None else "given"
+        by_default = self.options.optimizer is None
+        depends = by_default and not is_natural(self.algorithm.optimizer)
+        default = f"the default for {self.options.steps} steps" if depends else "default" if by_default else "given"
         averaged = None if self.start.average is None else int(self.policy.average_after)
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
         return own | {"optimizer": default, "averaged after step": averaged}
 
 
+def default_optimizer(problem: Problem, steps: int) -> optax.GradientTransformation:
+    """Natural-gradient steps for a Gaussian family, Adam for others."""
+    return natural_gradient(problem) if has_natural_gradient(problem.family) else _adam(steps)
+
+
 @functools.cache
-def _default_optimizer(steps: int) -> optax.GradientTransformation:
+def _adam(steps: int) -> optax.GradientTransformation:
     """One object for each number of steps, so that a second fit finds the program that the first compiled."""
     return optax.adam(optax.cosine_decay_schedule(0.05, steps))
 
 
-def _default_sampler(model: AbstractModel) -> Sampler:
-    return Sampler(batch_size=DEFAULT_BATCH_SIZE if model.num_data > DEFAULT_BATCH_SIZE else None)
+def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
+    """Natural-gradient steps are few and long: they see more data and more samples each."""
+    most, replicates = (LARGEST_FULL, NATURAL_REPLICATES) if natural else (DEFAULT_BATCH_SIZE, 1)
+    return Sampler(replicates, None if model.num_data <= most else DEFAULT_BATCH_SIZE)
 
 
 def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:

@@ -36,7 +36,9 @@ class Reached(NamedTuple):
         return tuple(History.join(pieces) for pieces in self.pieces)
 
 
-def save_reached(path: Path, reached: Reached, fingerprint: dict[str, Any]) -> None:
+def save_reached(
+    path: Path, reached: Reached, fingerprint: dict[str, Any], choice: dict[str, Any] | None = None
+) -> None:
     """Write a checkpoint: state and history by name, and a header that says what they belong to."""
     arrays = named(reached.state, plain_array)
     arrays = {f"state{name}": array for name, array in arrays.items()}
@@ -48,6 +50,7 @@ def save_reached(path: Path, reached: Reached, fingerprint: dict[str, Any]) -> N
         "step": int(np.max(plain_array(reached.state.step))),
         "seconds": reached.seconds,
         "fingerprint": fingerprint,
+        "choice": choice,
     }
     write_contents(path, header, arrays)
 

@@ -19,6 +19,7 @@ from quell.diagnostics.khat import Khat, khat_of
 from quell.diagnostics.pareto import LEAST
 from quell.diagnostics.report import write_report
 from quell.diagnostics.summary import Summary, summarise
+from quell.fitting.choice import Choice
 from quell.fitting.inference_data import facts_of, to_inference_data
 from quell.gradient import Gradient, GradientState
 from quell.history import History
@@ -36,6 +37,7 @@ class FitResult(eqx.Module):
         history: one entry a step.
         status: how the fit ended, with advice.
         seconds: wall-clock time, compilation included.
+        choice: what was chosen automatically, and why; `None` where the variates were given.
     """
 
     params: PyTree
@@ -44,6 +46,7 @@ class FitResult(eqx.Module):
     history: History
     status: Status
     seconds: float
+    choice: Choice | None = None
 
     @property
     def problem(self) -> Problem:
@@ -152,6 +155,8 @@ class FitResult(eqx.Module):
             f"  steps    {history.num_steps:,} in {self.seconds:.2f} s",
             f"  elbo     {elbo:.2f} ± {error:.2f} (mean of the last tenth of the estimates)",
         ]
+        if self.choice is not None:
+            lines.append(f"  chosen   {self.choice.reason}")
         if history.num_skipped:
             lines.append(f"  skipped  {history.num_skipped:,} steps, because they were not finite")
         if self.gradient.names and history.taken.num_steps:
@@ -163,7 +168,7 @@ class FitResult(eqx.Module):
         tail = slice(-max(1, taken.num_steps // 10), None)
         base, combined = (float(np.mean(values[tail])) for values in (taken.base_sq_norm, taken.combined_sq_norm))
         weights = taken.weights[tail].mean(axis=0)
-        listed = ", ".join(f"{n} {w:+.2f}" for n, w in zip(self.gradient.names, weights, strict=True))
+        listed = ", ".join(f"{n} {w:+.2f}" for n, w in zip(self.gradient.weight_names, weights, strict=True))
         lines = [
             f"  gradient squared norm {combined:.3g}, {base / max(combined, 1e-300):.1f} times below the base gradient",
             f"  weights  {listed}",

@@ -3,6 +3,7 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import optax
 from jaxtyping import Array, Key, PyTree
@@ -28,7 +29,7 @@ def fit(
     family: AbstractFamily,
     *,
     key: Key[Array, ""],
-    variates: Iterable[ControlVariate] | None = None,
+    variates: Iterable[ControlVariate] | Literal["auto"] = "auto",
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 2000,
     sampler: Sampler | None = None,
@@ -49,13 +50,19 @@ def fit(
         model: likelihood, prior and data.
         family: of the approximation.
         key: all randomness of the fit is a function of it.
-        variates: control variates; by default the cheap ones that suit the problem, and `()` for none.
-        optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default Adam with a rate
-            that falls from 0.05 to zero on a cosine.
-        steps: how many to take, those of a checkpoint included.
-        sampler: replicates and minibatches; by default one replicate with a minibatch of 100, or the full
-            data where they are fewer.
-        base: the gradient that the variates are added to; by default the one that suits the family.
+        variates: control variates, and `()` for none. By default they are chosen, together with the base gradient and
+            the sampler where these are not given, by measured noise and measured time, before the first step and again
+            while the fit goes on; `result.choice` tells what and why. The choice depends on the machine: give the
+            variates to have the same fit everywhere.
+        optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default
+            `quell.natural_gradient` for Gaussian families, and Adam with a rate that falls from 0.05 to zero on a
+            cosine for others.
+        steps: how many to take at most, those of a checkpoint included. A fit whose gradient is exact ends sooner, as
+            `CONVERGED`, when a step can gain less than a thousandth of a nat.
+        sampler: replicates and minibatches. By default ten replicates on all data for natural-gradient steps, in
+            minibatches of 100 where there are more than 2000 data; one replicate with a minibatch of 100 for other
+            optimisers.
+        base: the gradient that the variates are added to; by default the one that suits the problem.
         rule: how their weights are learned.
         params: to start from; the family's `init` by default.
         max_skipped: most steps **in a row** that may be skipped because they would make the parameters infinite or NaN.
@@ -86,7 +93,7 @@ def fit(
     """
     check_key(key)
     options = FitOptions(
-        variates=None if variates is None else list_variates(variates),
+        variates="auto" if isinstance(variates, str) and variates == "auto" else list_variates(variates),
         optimizer=optimizer,
         steps=steps,
         sampler=sampler,
@@ -111,7 +118,7 @@ def fit_many(
     *,
     num_fits: int,
     key: Key[Array, ""],
-    variates: Iterable[ControlVariate] | None = None,
+    variates: Iterable[ControlVariate] | Literal["auto"] = "auto",
     optimizer: optax.GradientTransformation | None = None,
     steps: int = 2000,
     sampler: Sampler | None = None,
@@ -164,7 +171,7 @@ def fit_many(
         [50, 50, 50]
     """
     options = FitOptions(
-        variates=None if variates is None else list_variates(variates),
+        variates="auto" if isinstance(variates, str) and variates == "auto" else list_variates(variates),
         optimizer=optimizer,
         steps=steps,
         sampler=sampler,

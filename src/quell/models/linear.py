@@ -10,12 +10,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 from numpy.typing import ArrayLike
 
 from quell.checks import check_finite, check_positive
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.prior import AbstractPrior, NormalPrior
+from quell.models.quadrature import normal_nodes
 from quell.quadratic import FactoredCurvature, Quadratic
 
 LogDensity = Callable[[Array, Array], Array]
@@ -60,6 +61,36 @@ class LinearPredictor(AbstractModel):
         curvature = FactoredCurvature(batch.features, second)
         return Quadratic(anchor, jnp.sum(value), first @ batch.features, curvature)
 
+    def expand_expected(
+        self,
+        mean: Float[Array, "latent"],
+        variance: Float[Array, "datum"],
+        batch: PyTree,
+        *,
+        where: Bool[Array, "datum"] | None = None,
+        coarse: bool = False,
+    ) -> Quadratic:
+        r"""The quadratic closest in mean square to the summed log-likelihood of a batch, under a Gaussian latent.
+
+        Datum \(i\) sees \(t \sim N(x_i^\top \mu, v_i)\). The quadratic around \(\mu\) has the expected gradient
+        \(\sum_i x_i E f_i'(t)\) and the expected Hessian \(\sum_i x_i x_i^\top E f_i''(t)\), so that its expectation
+        has the same gradient in \(\mu\) and in the covariance as that of the log-likelihood.
+
+        Args:
+            mean: \(\mu\), of the latent.
+            variance: \(v_i\), of each predictor.
+            batch: features and targets.
+            where: the data that count; all of them by default.
+            coarse: take a few nodes only, for a quadratic that need not be the closest.
+
+        References: Challis & Barber (2013), "Gaussian Kullback-Leibler approximate inference", section 2.
+        """
+        predictor, nodes = batch.features @ mean, normal_nodes(mean.dtype, coarse=coarse)
+        found = self._expectations(predictor, variance, batch.targets, nodes)
+        value, first, second = (e if where is None else jnp.where(where, e, 0.0) for e in found)
+        constant = jnp.sum(value - 0.5 * second * variance)
+        return Quadratic(mean, constant, first @ batch.features, FactoredCurvature(batch.features, second))
+
     def data_expansion(self) -> AbstractDataExpansion | None:
         return LinearDataExpansion.from_data(self.data, self.log_density)
 
@@ -75,14 +106,30 @@ class LinearPredictor(AbstractModel):
         return z
 
     def expected_log_likelihood(
-        self, mean: Float[Array, "datum"], variance: Float[Array, "datum"], *, num_nodes: int = 40
-    ) -> Float[Array, ""]:
-        r"""Sum over the data of \(E \log p(y_i \mid t)\) for \(t \sim N(m_i, v_i)\), by Gauss-Hermite nodes."""
-        nodes, weights = np.polynomial.hermite_e.hermegauss(num_nodes)
-        weights = jnp.asarray(weights / math.sqrt(2 * math.pi), mean.dtype)
-        predictors = mean[:, None] + jnp.sqrt(variance)[:, None] * jnp.asarray(nodes, mean.dtype)
-        values = jax.vmap(jax.vmap(self.log_density, (0, None)))(predictors, self.data.targets)
-        return jnp.sum(values @ weights)
+        self, predictor: Float[Array, "datum"], variance: Float[Array, "datum"], batch: PyTree
+    ) -> Float[Array, "datum"]:
+        r"""\(E \log p(y_i \mid t)\) for \(t \sim N(m_i, v_i)\), by quadrature; `predictor` is \(m\)."""
+        noise, weights = normal_nodes(predictor.dtype)
+        at = _spread(predictor, variance, noise)
+        return jax.vmap(jax.vmap(self.log_density, (0, None)))(at, batch.targets) @ weights
+
+    def _expectations(
+        self,
+        predictor: Float[Array, "datum"],
+        variance: Float[Array, "datum"],
+        targets: Float[Array, "datum"],
+        nodes: tuple[Float[Array, "node"], Float[Array, "node"]],
+    ) -> tuple[Float[Array, "datum"], Float[Array, "datum"], Float[Array, "datum"]]:
+        r"""\(E f(t)\), \(E f'(t)\) and \(E f''(t)\) for each datum.
+
+        The last is \(E[f'(t)\,\eta] / s\) with \(t = m + s\eta\): no second derivative is evaluated, and the three are
+        consistent derivatives of one sum over the nodes.
+        """
+        (noise, weights), is_fixed = nodes, variance == 0
+        at = _spread(predictor, variance, noise)
+        values, slopes = jax.vmap(jax.vmap(jax.value_and_grad(self.log_density), (0, None)))(at, targets)
+        bend = slopes @ (weights * noise) / jnp.sqrt(jnp.where(is_fixed, 1.0, variance))
+        return values @ weights, slopes @ weights, jnp.where(is_fixed, 0.0, bend)
 
     def __repr__(self) -> str:
         """Likelihood and size in one line."""
@@ -196,9 +243,16 @@ def gaussian_regression(
     return LinearPredictor(data, prior or NormalPrior(), Gaussian(noise), is_quadratic=True)
 
 
+@jax.custom_jvp
 def log_sigmoid(predictor: Float[Array, ""], target: Float[Array, ""]) -> Float[Array, ""]:
     """Log-likelihood of a label folded into the features; the target is not looked at."""
     return jax.nn.log_sigmoid(predictor)
+
+
+@log_sigmoid.defjvp
+def _log_sigmoid_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    """One exponential, where the derivative of the stable logarithm takes it and a logarithm too."""
+    return log_sigmoid(*primals), jax.nn.sigmoid(-primals[0]) * tangents[0]
 
 
 def poisson(predictor: Float[Array, ""], target: Float[Array, ""]) -> Float[Array, ""]:
@@ -216,6 +270,14 @@ class Gaussian:
         """Log density of the target around the predictor."""
         constant = math.log(self.noise) + 0.5 * math.log(2 * math.pi)
         return -0.5 * ((target - predictor) / self.noise) ** 2 - constant
+
+
+def _spread(
+    mean: Float[Array, "datum"], variance: Float[Array, "datum"], noise: Float[Array, "node"]
+) -> Float[Array, "datum node"]:
+    is_fixed = variance == 0  # a row of zeros: its predictor does not move, and a square root has no slope there
+    scale = jnp.where(is_fixed, 0.0, jnp.sqrt(jnp.where(is_fixed, 1.0, variance)))
+    return mean[:, None] + scale[:, None] * noise
 
 
 def _two_derivatives(function: LogDensity) -> Callable[[Array, Array], tuple[Array, Array, Array]]:

@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closed forms of quadratics, through the family's moments."""
+"""Closed forms of quadratics and of linear predictors, through the family's moments."""
 
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PyTree
+
 from quell.evaluation import Batch, Evaluation
+from quell.models import LinearPredictor
+from quell.models.row_sum import ROWS_AT_ONCE, sum_over_rows
 from quell.parts import Parts
+from quell.problem import Problem
 from quell.quadratic import Quadratic
+
+
+def batch_factor(problem: Problem, batch: Batch) -> float:
+    """How many data each datum of a batch stands for."""
+    return problem.model.num_data / jax.tree.leaves(batch.rows)[0].shape[0]
 
 
 def expected_grad(evaluation: Evaluation, quadratic: Callable[[Batch], Quadratic], *, full_data: bool) -> Parts:
@@ -13,3 +25,31 @@ def expected_grad(evaluation: Evaluation, quadratic: Callable[[Batch], Quadratic
     per_sample = evaluation.has_batch_axis(full_data=full_data)
     quadratics = evaluation.map_batches(quadratic, full_data=full_data)
     return evaluation.particles.expected_quadratic_grad(quadratics, per_sample=per_sample)
+
+
+def predictor_variance(problem: Problem, params: PyTree, rows: Float[Array, "datum latent"]) -> Float[Array, "datum"]:
+    r"""\(x_i^\top \mathrm{Cov}(Z)\, x_i\) of each row."""
+    return jnp.sum(problem.family.covariance_product(params, rows) * rows, axis=-1)
+
+
+def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full_data: bool) -> Parts:
+    r"""\(\nabla_w E_{q_w}\) of the log-likelihood of a linear predictor under a Gaussian family.
+
+    Each predictor is a one-dimensional normal, so that expected derivatives are quadratures, and the gradient is that
+    of a quadratic. Over all data it is summed a few rows at a time.
+    """
+    problem, params = evaluation.problem, evaluation.params
+    mean = problem.family.mean(params)
+
+    def of_batch(batch: Batch) -> Quadratic:
+        variance = predictor_variance(problem, params, batch.rows.features)
+        return model.expand_expected(mean, variance, batch.rows).scale(batch_factor(problem, batch))
+
+    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Parts:
+        quadratic = model.expand_expected(mean, predictor_variance(problem, params, rows.features), rows, where=counts)
+        particles = problem.family.particles(params, evaluation.draw.noise)  # of their own: they keep what is traced
+        return particles.expected_quadratic_grad(quadratic, per_sample=False)
+
+    if full_data or evaluation.draw.index is None:
+        return sum_over_rows(of_rows, model.data, at_once=ROWS_AT_ONCE)
+    return expected_grad(evaluation, of_batch, full_data=False)

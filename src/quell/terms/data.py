@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from quell.evaluation import Batch, Evaluation
+from quell.models import LinearPredictor
 from quell.parts import Parts
 from quell.problem import Problem
 from quell.quadratic import Quadratic
 from quell.terms.base import AbstractTerm
-from quell.terms.closed_form import expected_grad
+from quell.terms.closed_form import batch_factor, expected_grad, expected_linear_grad
 
 
 class Data(AbstractTerm):
@@ -33,18 +34,20 @@ class Data(AbstractTerm):
         return evaluation.problem.model.expand(anchor, batch.rows).scale(factor)
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        anchor = evaluation.problem.family.mean(evaluation.params)
+        problem = evaluation.problem
+        if isinstance(problem.model, LinearPredictor) and not problem.model.likelihood_is_quadratic:
+            return expected_linear_grad(evaluation, problem.model, full_data=full_data)
+        anchor = problem.family.mean(evaluation.params)
         return expected_grad(evaluation, lambda batch: self.expand(evaluation, anchor, batch), full_data=full_data)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         if problem.model.likelihood_is_quadratic:
             return None
-        return "the log-likelihood is not a quadratic in the latent"
-
-
-def batch_factor(problem: Problem, batch: Batch) -> float:
-    """How many data each datum of a batch stands for."""
-    return problem.model.num_data / jax.tree.leaves(batch.rows)[0].shape[0]
+        if not isinstance(problem.model, LinearPredictor):
+            return "the log-likelihood is neither a quadratic in the latent nor one of a linear predictor"
+        if not problem.family.is_gaussian:
+            return f"{type(problem.family).__name__} is not Gaussian, so that no predictor is a normal"
+        return None
 
 
 def _log_likelihood(problem: Problem) -> Callable[[Array, Batch], Array]:

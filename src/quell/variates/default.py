@@ -7,7 +7,7 @@ import jax
 
 from quell.approximations import AnchoredQuadratic, Baseline, TaylorInData, TaylorInLatent
 from quell.draw import Sampler
-from quell.estimators import AbstractEstimator, ClosedForm
+from quell.estimators import AbstractEstimator, ClosedForm, TransposedReparameterization
 from quell.models import AbstractModel
 from quell.problem import Problem
 from quell.terms import Data, Prior, Score, Variational, elbo
@@ -55,6 +55,35 @@ def default_variates(problem: Problem, sampler: Sampler | None = None) -> tuple[
     return tuple(variate for variate in found if variate.refuses(problem) is None)
 
 
+def candidate_variates(problem: Problem, sampler: Sampler) -> tuple[ControlVariate, ...]:
+    """What `variates="auto"` chooses from: the default ones, and some that pay only now and then.
+
+    For a linear predictor under a Gaussian family the closed form of the data term takes the place of its expansions,
+    and on minibatches an anchored quadratic corrects for the subsampling. For a full-rank Gaussian there is the skew of
+    the data term too.
+
+    Args:
+        problem: model and family.
+        sampler: replicates and minibatches.
+
+    Returns:
+        A few variates, for `Gradient` or `fit`.
+    """
+    main = type(default_base(problem).data)()
+    if not problem.family.transports:
+        return default_variates(problem, sampler)
+    if Data().refuses_closed_form(problem) is None:
+        found = [ControlVariate(Variational(), main, ClosedForm()), *_of_prior(problem, main)]
+        found.append(ControlVariate(Data(), main, ClosedForm()))
+        if _subsamples(problem, sampler):
+            anchored = AnchoredQuadratic(every=_wait(problem, sampler, products=1))
+            found.append(ControlVariate(Data(), ClosedForm(), ClosedForm(full_data=True), anchored))
+    else:
+        found = [*default_variates(problem, sampler)]
+        found.append(ControlVariate(Data(), main, TransposedReparameterization()))
+    return tuple(variate for variate in found if variate.refuses(problem) is None)
+
+
 def _of_scores(problem: Problem, sampler: Sampler | None, main: AbstractEstimator) -> list[ControlVariate]:
     if problem.family.transports:
         return []
@@ -91,12 +120,13 @@ def _subsamples(problem: Problem, sampler: Sampler | None) -> bool:
     return sampler.replace or sampler.batch_size < problem.model.num_data
 
 
-def _wait(problem: Problem, sampler: Sampler | None) -> int:
+def _wait(problem: Problem, sampler: Sampler | None, *, products: int | None = None) -> int:
     """Steps between refreshes: many enough that all rows of the steps are about those of a refresh."""
     rows = problem.model.num_data
     a_step = min(rows, DEFAULT_BATCH) if sampler is None else sampler.num_replicates * (sampler.batch_size or rows)
     anchored = AnchoredQuadratic()
-    return max(anchored.every, math.ceil(0.5 * rows * anchored.num_products(problem.model.dim) / a_step))
+    passes = anchored.num_products(problem.model.dim) if products is None else products
+    return max(anchored.every, math.ceil(0.5 * rows * passes / a_step))
 
 
 def _datum_size(model: AbstractModel) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.approximations import (
     AbstractApproximation,
@@ -31,6 +31,7 @@ from quell.estimators import (
     LocalReparameterization,
     Reparameterization,
     ScoreFunction,
+    TransposedReparameterization,
 )
 from quell.evaluation import Evaluation
 from quell.families import AbstractFamily
@@ -190,6 +191,7 @@ def _estimators(problem: Problem, *, has_data: bool) -> list[AbstractEstimator]:
     found: list[AbstractEstimator] = []
     for full in (False, True) if has_data else (False,):
         found += [Reparameterization(name, full_data=full) for name in names]
+        found += [TransposedReparameterization(full_data=full)]
         found += [LocalReparameterization(full_data=full), GeneralizedReparameterization(full_data=full)]
         found += [ScoreFunction(name, full_data=full) for name in names]
         found += [ConditionalScoreFunction(full_data=full), ClosedForm(full_data=full)]
@@ -223,13 +225,13 @@ class _Sides:
         draw, params = _probe(problem, Sampler(num_replicates=REPLICATES, batch_size=1))
         self.costs = [count_flops(self._gradient(estimate), params, draw) for estimate in self.estimates]
         self.rows = self._sample()
-        self.defined = np.mean(np.isfinite(self.rows), axis=1) > 0.25
+        self.defined = _defined(self.rows)
 
     def cost(self, variate: ControlVariate) -> float:
         return sum(self.costs[place] for place in self._pair(variate))
 
     def is_defined(self, variate: ControlVariate) -> bool:
-        """Whether both sides are finite at a fair share of random latents."""
+        """Whether both sides are finite at a fair share of random draws, where those before are finite too."""
         return bool(all(self.defined[place] for place in self._pair(variate)))
 
     def samples(self, variates: list[ControlVariate]) -> Float[np.ndarray, "variate flat"]:
@@ -281,6 +283,16 @@ def _dense_rows(
         return jnp.stack([jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in trees])
 
     return jax.jit(rows, compiler_options=quick_options(jax.default_backend()))(params, draw)
+
+
+def _defined(rows: Float[np.ndarray, "estimate flat"]) -> Bool[np.ndarray, "estimate"]:
+    """Which estimates are finite often enough to be compared: the mirrored latents may be where the others are not."""
+    common, defined = np.ones(rows.shape[1], bool), np.zeros(rows.shape[0], bool)
+    for k, row in enumerate(rows):
+        both = common & np.isfinite(row)
+        defined[k] = np.mean(both) > 0.25
+        common = both if defined[k] else common
+    return defined
 
 
 def _redundant(vectors: Float[np.ndarray, "variate flat"], tolerance: float) -> list[bool]:

@@ -11,6 +11,9 @@ from jaxtyping import Array, Bool, PyTree
 RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
 """A function of some rows and of which of them count; what it returns is summed."""
 
+ROWS_AT_ONCE = 4096
+"""Rows whose quadrature nodes are in memory at a time, where a pass over all data takes them."""
+
 
 def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
     """Sum a function over all data, `at_once` rows at a time.

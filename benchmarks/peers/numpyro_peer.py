@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPyro's SVI with an automatic Gaussian guide and Adam."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax.flatten_util import ravel_pytree
+from numpyro.infer import SVI, Trace_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+
+from quell.bench.gaussian import Gaussian
+from quell.bench.methods import falling, structure_text
+from quell.bench.problems import BenchProblem
+from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method
+
+
+class State(NamedTuple):
+    svi: Any
+    rate: Any
+    length: Any
+    key: Any
+    step: Any
+
+
+class SVIRunner(AbstractRunner):
+    """All steps of `SVI.update` in one compiled loop; the rows of a minibatch are handed to the model."""
+
+    def __init__(self, bench: BenchProblem, batch_size: int | None, num_particles: int, axes: Any) -> None:
+        self.bench, self.batch_size, self.axes = bench, batch_size, axes
+        self.label = structure_text(batch_size, num_particles)
+        self.loss = Trace_ELBO(num_particles=num_particles)
+        names = bench.problem.model.unravel(jnp.arange(bench.dim, dtype=float))
+        sites = names if isinstance(names, dict) else {"z": names}
+        self.order = ravel_pytree(sites)[0].astype(int)  # NumPyro's coordinates, counted in quell's
+        guide = AutoMultivariateNormal if bench.full_rank else AutoDiagonalNormal
+        self.guide = guide(bench.numpyro_model, init_loc_fn=init_to_value(values={}))
+        self.svi = SVI(bench.numpyro_model, self.guide, numpyro.optim.Adam(0.1), self.loss)
+        self.fresh: dict[float, Any] = {}
+        self._advance = jax.jit(self._loop)
+
+    def _with_optimizer(self, rate: Any, length: Any) -> SVI:
+        optimizer = numpyro.optim.Adam(lambda count: rate * falling(count, length))
+        svi = SVI(self.bench.numpyro_model, self.guide, optimizer, self.loss)
+        svi.constrain_fn = self.svi.constrain_fn
+        return svi
+
+    def start(self, key, mean, setting):
+        fresh = self._fresh(setting["scale"], mean)._replace(rng_key=key)
+        start = State(fresh, jnp.float32(setting["rate"]), jnp.float32(setting["length"]), key, jnp.int32(0))
+        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), start)
+
+    def _fresh(self, scale, mean):
+        """The state before the first step; kept for each scale, since `SVI.init` runs the model without a compiler."""
+        if scale not in self.fresh:
+            scales = jnp.full(self.bench.dim, scale)
+            params = {"auto_loc": mean[self.order]}
+            params |= {"auto_scale_tril": jnp.diag(scales)} if self.bench.full_rank else {"auto_scale": scales}
+            rows = self.bench.rows
+            self.fresh[scale] = self.svi.init(
+                jax.random.key(0), *rows, num_data=self.bench.num_data, init_params=params
+            )
+        return self.fresh[scale]
+
+    def _loop(self, rows, state, until):
+        svi = self._with_optimizer(state.rate, state.length)
+
+        def body(now):
+            batch = rows
+            if self.batch_size is not None:
+                key = jax.random.fold_in(now.key, now.step)
+                index = jax.random.randint(key, (self.batch_size,), 0, self.bench.num_data)
+                batch = tuple(array[index] for array in rows)
+            after, _ = svi.update(now.svi, *batch, num_data=self.bench.num_data)
+            return now._replace(svi=after, step=now.step + 1)
+
+        return jax.lax.while_loop(lambda now: now.step < until, body, state)
+
+    def advance(self, state, until):
+        return self._advance(self.bench.rows, state, jnp.int32(until))
+
+    def gaussian(self, state):
+        params = self.svi.get_params(state.svi)
+        back = jnp.argsort(self.order)
+        if not self.bench.full_rank:
+            return Gaussian(params["auto_loc"][back], params["auto_scale"][back])
+        if bool(jnp.all(back == jnp.arange(self.bench.dim))):
+            return Gaussian(params["auto_loc"], params["auto_scale_tril"])
+        rows = params["auto_scale_tril"][back]
+        return Gaussian(params["auto_loc"][back], jnp.linalg.cholesky(rows @ rows.T))
+
+
+def methods(bench: BenchProblem, quick: bool) -> list[Method]:
+    """One method; minibatches and all rows, one sample and ten."""
+    structures = [(bench.batch_size, 1), (bench.batch_size, 10), (None, 1), (None, 10)]
+    axes = ADAM_QUICK if quick else ADAM
+    return [Method("numpyro SVI", lambda: [SVIRunner(bench, *one, axes) for one in structures[: 2 if quick else 4]])]

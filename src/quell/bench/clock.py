@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run on the clock: only `advance` is timed, and the Gaussians passed on the way are judged off it."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Key
+
+from quell.bench.gaussian import Gaussian
+from quell.bench.runner import AbstractRunner, Setting
+
+TARGETS = (1.0, 0.1)
+"""Nats below the optimum whose times are reported."""
+
+_GROWTH = 0.1
+_JUDGED_EVERY = 3
+_STALLED_AFTER = 2000
+
+Judge = Callable[[Gaussian], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run passed, where it was judged.
+
+    Attributes:
+        seconds: on the clock, at each judged point.
+        steps: taken until then.
+        elbos: there, in nats.
+    """
+
+    seconds: tuple[float, ...]
+    steps: tuple[int, ...]
+    elbos: tuple[float, ...]
+
+    def seconds_to(self, optimum: float, nats: float) -> float:
+        """Time of the first judged point within some nats of the optimum; infinite if there is none."""
+        pairs = zip(self.seconds, self.elbos, strict=True)
+        return next((seconds for seconds, elbo in pairs if optimum - elbo <= nats), math.inf)
+
+    @property
+    def us_per_step(self) -> float:
+        """Microseconds a step, over the whole run."""
+        return 1e6 * self.seconds[-1] / self.steps[-1]
+
+
+def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> float:
+    """Compile, and run a few steps; returns the seconds of the first start and the first step."""
+    began = time.perf_counter()
+    _, state = _timed(runner, runner.start(key, mean, setting), 1)
+    seconds = time.perf_counter() - began
+    most = runner.most_steps(setting)
+    for until in (2, 4, 8):
+        if until <= most:
+            _, state = _timed(runner, state, until)
+    return seconds
+
+
+def timed_run(
+    runner: AbstractRunner,
+    state: Any,
+    judge: Judge,
+    *,
+    optimum: float,
+    limit: float,
+    most_steps: float | int = math.inf,
+) -> Run:
+    """Advance until a tenth of a nat is reached, the steps or the seconds are over, or nothing gets better.
+
+    Chunks are of one step at first and then of a tenth of the steps so far. Every third point is judged on the way,
+    and those before the first good one of each target afterwards.
+
+    Args:
+        runner: what is run.
+        state: from its `start`.
+        judge: the ELBO of a Gaussian.
+        optimum: to stop at.
+        limit: most seconds on the clock.
+        most_steps: after which nothing more will happen.
+    """
+    seconds, steps, points, elbos = [0.0], [0], [runner.gaussian(state)], {}
+    while True:
+        until = int(min(steps[-1] + max(1, int(_GROWTH * steps[-1])), most_steps))
+        elapsed, state = _timed(runner, state, until)
+        seconds.append(seconds[-1] + elapsed)
+        steps.append(until)
+        points.append(runner.gaussian(state))
+        last = len(points) - 1
+        is_over = until >= most_steps or seconds[-1] >= limit
+        if is_over or last % _JUDGED_EVERY == 0:
+            elbos[last] = judge(points[last])
+            gap = optimum - elbos[last]
+            if is_over or gap <= TARGETS[-1] or not math.isfinite(gap) or _is_stalled(elbos, steps, most_steps):
+                break
+    for target in TARGETS:
+        _fill(elbos, points, judge, optimum - target)
+    judged = sorted(elbos)
+    return Run(
+        tuple(seconds[k] for k in judged), tuple(steps[k] for k in judged), tuple(float(elbos[k]) for k in judged)
+    )
+
+
+def _timed(runner: AbstractRunner, state: Any, until: int) -> tuple[float, Any]:
+    began = time.perf_counter()
+    state = jax.block_until_ready(runner.advance(state, until))
+    return time.perf_counter() - began, state
+
+
+def _fill(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: float) -> None:
+    """Judge the points between the last judged one below a level and the first above it."""
+    judged = sorted(elbos)
+    first = next((k for k in judged if elbos[k] >= level), None)
+    if first is None:
+        return
+    before = max((k for k in judged if k < first), default=0)
+    for k in range(before + 1, first):
+        elbos[k] = judge(points[k])
+
+
+def _is_stalled(elbos: dict[int, float], steps: list[int], most_steps: float | int) -> bool:
+    """Whether a run at a constant rate has found nothing better in the last two thirds of its steps."""
+    if not math.isinf(most_steps) or steps[-1] < _STALLED_AFTER:
+        return False
+    early = [elbo for k, elbo in elbos.items() if steps[k] <= steps[-1] / 3]
+    late = [elbo for k, elbo in elbos.items() if steps[k] > steps[-1] / 3]
+    return bool(early) and max(late) <= max(early)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ELBO of a Gaussian, whoever fitted it: exact where there is a way, else on draws common to all."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from quell.bench.gaussian import Gaussian, params_of
+from quell.bench.problems import BenchProblem
+from quell.compilation import quick_jit
+from quell.diagnostics.densities import DATA_CHUNK, score_sample
+from quell.diagnostics.elbo import exact_elbo_in_chunks
+from quell.families import LocationScale
+from quell.problem import exact_elbo
+
+NUM_DRAWS = 4000
+_KEY = 20181202
+
+
+def elbo_of(bench: BenchProblem, gaussian: Gaussian) -> float:
+    r"""The ELBO in nats; minus infinity for a Gaussian that is not finite.
+
+    For a linear predictor it is exact. Otherwise it is the average of \(\log p(x, z) - \log q(z)\) over 4,000 draws
+    with one fixed noise, so that much of the noise cancels in a difference of two ELBOs.
+    """
+    params = params_of(gaussian)
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in params):
+        return -math.inf
+    if bench.is_exact:
+        value = _exact(bench, params)
+    else:
+        value = float(score_sample(jax.random.key(_KEY), bench.problem, params, NUM_DRAWS).log_ratios.mean())
+    return value if math.isfinite(value) else -math.inf
+
+
+_exact_at_once = quick_jit(exact_elbo)
+
+
+def _exact(bench: BenchProblem, params: LocationScale) -> float:
+    if bench.num_data <= DATA_CHUNK:
+        return float(_exact_at_once(bench.problem, params))
+    return exact_elbo_in_chunks(bench.problem, params).value

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""quell's own methods: the automatic choice, the ensemble, its members alone, the base gradient, and the paper's S7."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Key
+
+from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
+from quell.bench.problems import BenchProblem
+from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Axis, Method, Setting
+from quell.compilation import quick_options
+from quell.draw import Sampler
+from quell.fitting import Algorithm, AlgorithmState
+from quell.gradient import Gradient
+from quell.paper import variates as paper_variates
+from quell.variates import ControlVariate, default_base, default_variates
+
+KINDS = ("auto", "ensemble", "S7", "single", "base", "more-samples")
+"""Names for `--methods`; `single` stands for each default variate alone."""
+
+LARGEST_FULL_BATCH = 20_000
+"""With more rows than this our own methods take minibatches only."""
+
+AUTO_STEPS = 2000
+
+_START_SCALE = 0.1  # of the families' own start
+
+
+def auto_algorithm(bench: BenchProblem) -> Algorithm:
+    """What `quell.fit` would run by default."""
+    sampler = Sampler(batch_size=bench.batch_size)
+    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, AUTO_STEPS))
+    return Algorithm(_gradient(bench, default_variates(bench.problem, sampler), sampler), optimizer)
+
+
+class Hyper(NamedTuple):
+    """The rate of Adam and the steps that it falls to zero in."""
+
+    rate: Float[Array, ""]
+    length: Float[Array, ""]
+
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam on a cosine; an infinite length makes the rate constant."""
+        return optax.adam(lambda count: self.rate * falling(count, self.length))
+
+
+def falling(count: Any, length: Any) -> Any:
+    """From 1 to 0 on half a cosine; 1 for an infinite length."""
+    return 0.5 * (1.0 + jnp.cos(math.pi * jnp.minimum(count / length, 1.0)))
+
+
+class RunState(NamedTuple):
+    """Where a run of ours stands."""
+
+    algorithm: AlgorithmState
+    hyper: Hyper | None
+    key: Key[Array, ""]
+    step: Int[Array, ""]
+
+
+class AlgorithmRunner(AbstractRunner):
+    """A `quell.Algorithm`, with Adam of a chosen rate, or with an optimiser of its own.
+
+    Args:
+        bench: the problem.
+        algorithm: what is run; its optimiser is replaced where there are axes.
+        label: for the table.
+        axes: of Adam; none for an algorithm that is taken as it is.
+    """
+
+    def __init__(self, bench: BenchProblem, algorithm: Algorithm, label: str, axes: Mapping[str, Axis]) -> None:
+        """Nothing is compiled yet."""
+        self.bench, self.label, self.axes = bench, label, axes
+        self.algorithm = algorithm
+        self._arrays, static = eqx.partition(algorithm, eqx.is_array)
+
+        def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:
+            return _advance(eqx.combine(arrays, static), state, until)
+
+        self._advance = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
+
+    def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> RunState:
+        hyper, algorithm = None, self.algorithm
+        scale = setting.get("scale", _START_SCALE)
+        if self.axes:
+            hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
+            algorithm = Algorithm(algorithm.gradient, hyper.optimizer())
+        params = params_of(isotropic(mean, scale, full_rank=self.bench.full_rank))
+        state = RunState(algorithm.init(params), hyper, key, jnp.zeros((), jnp.int32))
+        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
+
+    def advance(self, state: RunState, until: int) -> RunState:
+        return self._advance(self._arrays, state, jnp.asarray(until, jnp.int32))
+
+    def gaussian(self, state: RunState) -> Gaussian:
+        return gaussian_of(state.algorithm.params)
+
+
+def _advance(algorithm: Algorithm, state: RunState, until: Int[Array, ""]) -> RunState:
+    """Steps in one loop whose length is an argument."""
+    if state.hyper is not None:
+        algorithm = Algorithm(algorithm.gradient, state.hyper.optimizer())
+
+    def body(now: RunState) -> RunState:
+        reached, _ = algorithm.step(jax.random.fold_in(now.key, now.step), now.algorithm)
+        return RunState(reached, now.hyper, now.key, now.step + 1)
+
+    return jax.lax.while_loop(lambda now: now.step < until, body, state)
+
+
+def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: bool = False) -> list[Method]:
+    """Our methods for a problem.
+
+    Args:
+        bench: the problem.
+        kinds: which, of `KINDS`.
+        quick: one program a method and few settings.
+    """
+    makers: dict[str, Callable[[BenchProblem, bool], list[Method]]] = {
+        "auto": _auto,
+        "ensemble": _ensemble,
+        "S7": _s7,
+        "single": _singles,
+        "base": _base,
+        "more-samples": _more_samples,
+    }
+    return [method for kind in KINDS if kind in kinds for method in makers[kind](bench, quick)]
+
+
+def _auto(bench: BenchProblem, quick: bool) -> list[Method]:
+    return [Method("quell auto", lambda: [AlgorithmRunner(bench, auto_algorithm(bench), "", {})])]
+
+
+def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
+    return [_adam("quell ensemble", bench, lambda sampler: default_variates(bench.problem, sampler), quick)]
+
+
+def _s7(bench: BenchProblem, quick: bool) -> list[Method]:
+    chosen = paper_variates("S7")
+    if not bench.full_rank or any(variate.refuses(bench.problem) is not None for variate in chosen):
+        return []
+    return [_adam("quell S7", bench, lambda sampler: chosen, quick)]
+
+
+def _singles(bench: BenchProblem, quick: bool) -> list[Method]:
+    found = default_variates(bench.problem, Sampler(batch_size=bench.batch_size))
+    sampler, axes = Sampler(batch_size=bench.batch_size), ADAM_QUICK if quick else ADAM
+    return [Method(f"quell {one.name}", lambda one=one: [_runner(bench, (one,), sampler, axes)]) for one in found]
+
+
+def _base(bench: BenchProblem, quick: bool) -> list[Method]:
+    return [_adam("quell base", bench, lambda sampler: (), quick)]
+
+
+def _more_samples(bench: BenchProblem, quick: bool) -> list[Method]:
+    return [Method("quell base, more samples", lambda: [_as_dear_as_the_ensemble(bench, quick)])]
+
+
+def _as_dear_as_the_ensemble(bench: BenchProblem, quick: bool) -> AlgorithmRunner:
+    """As many replicates as make a step of the base gradient cost what one of the ensemble costs."""
+    one = Sampler(batch_size=bench.batch_size)
+    axes = ADAM_QUICK if quick else ADAM
+    ensemble = _step_seconds(_runner(bench, default_variates(bench.problem, one), one, axes))
+    few, many = 1, 16
+    cheap, dear = (
+        _step_seconds(_runner(bench, (), Sampler(num, bench.batch_size, shared=True), axes)) for num in (few, many)
+    )
+    slope = max((dear - cheap) / (many - few), 1e-9)
+    num = int(min(max(1, round(few + (ensemble - cheap) / slope)), 256))
+    sampler = Sampler(num, bench.batch_size, shared=num > 1)
+    return _runner(bench, (), sampler, axes)
+
+
+def _adam(
+    name: str, bench: BenchProblem, choose: Callable[[Sampler], tuple[ControlVariate, ...]], quick: bool
+) -> Method:
+    samplers = [Sampler(batch_size=bench.batch_size)]
+    if bench.num_data <= LARGEST_FULL_BATCH and not quick:
+        samplers.append(Sampler())
+    axes = ADAM_QUICK if quick else ADAM
+    return Method(name, lambda: [_runner(bench, choose(sampler), sampler, axes) for sampler in samplers])
+
+
+def _runner(
+    bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler, axes: Mapping[str, Axis]
+) -> AlgorithmRunner:
+    algorithm = Algorithm(_gradient(bench, variates, sampler), optax.adam(0.1))
+    return AlgorithmRunner(bench, algorithm, structure_text(sampler.batch_size, sampler.num_replicates), axes)
+
+
+def reference_runner(bench: BenchProblem) -> AlgorithmRunner:
+    """For long fits: all rows, a few samples, all default variates."""
+    sampler = Sampler(num_replicates=4)
+    return _runner(bench, default_variates(bench.problem, sampler), sampler, ADAM)
+
+
+def structure_text(batch_size: int | None, num_samples: int) -> str:
+    """What a step sees, in words."""
+    rows = "all rows" if batch_size is None else f"minibatch {batch_size}"
+    return f"{rows}, {num_samples} sample{'s' * (num_samples > 1)}"
+
+
+def _gradient(bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler) -> Gradient:
+    return Gradient(bench.problem, variates, default_base(bench.problem), sampler)
+
+
+def _step_seconds(runner: AlgorithmRunner, steps: int = 200) -> float:
+    """Seconds a step, the better of two goes."""
+    setting = {name: axis.values[axis.first] for name, axis in runner.axes.items()}
+    state = runner.start(jax.random.key(0), runner.bench.start, setting)
+    begin = jax.block_until_ready(runner.advance(state, 10))
+    times = []
+    for _ in range(2):
+        began = time.perf_counter()
+        jax.block_until_ready(runner.advance(begin, 10 + steps))
+        times.append(time.perf_counter() - began)
+    return min(times) / steps

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's figure; the only file of `quell.bench` that draws."""
+
+from pathlib import Path
+from typing import Any
+
+from quell.bench.clock import TARGETS
+from quell.diagnostics.looks import PALETTE, on_ground, png_bytes
+
+_COLUMNS = 3
+_LEAST_GAP = 0.01
+
+
+def draw_gaps(content: dict[str, Any], path: Path) -> None:
+    """Draw the gap against the seconds, one panel a problem, the fastest setting of each method.
+
+    Args:
+        content: of `bench.json`.
+        path: of the PNG.
+    """
+    with on_ground("light"):
+        path.write_bytes(png_bytes(_figure(content["curves"]), dpi=130))
+
+
+def _figure(curves: list[dict[str, Any]]) -> Any:
+    from matplotlib.figure import Figure
+
+    problems = list(dict.fromkeys(curve["problem"] for curve in curves))
+    styles = _styles(list(dict.fromkeys(curve["method"] for curve in curves)))
+    columns = min(_COLUMNS, len(problems))
+    rows = -(-len(problems) // columns)
+    figure = Figure(figsize=(max(4.2 * columns, 6.4), 3.4 * rows + 1.4), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, problem in zip(panels, problems, strict=False):
+        for curve in curves:
+            if curve["problem"] == problem:
+                gaps = [max(gap, _LEAST_GAP) for gap in curve["gaps"]]
+                axes.plot(curve["seconds"], gaps, **styles[curve["method"]])
+        for nats in TARGETS:
+            axes.axhline(nats, color="#888888", linewidth=1.0, linestyle=":")
+        axes.set(title=problem, xscale="log", yscale="log", xlabel="seconds after compilation")
+        axes.grid(alpha=0.25)
+    for axes in panels[len(problems) :]:
+        axes.set_visible(False)
+    panels[0].set_ylabel("nats below the optimum")
+    _add_legend(figure, styles)
+    return figure
+
+
+def _styles(methods: list[str]) -> dict[str, dict[str, Any]]:
+    """Ours as full lines, the automatic choice a thick one, peers dashed."""
+    ours = [name for name in methods if name.startswith("quell")]
+    peers = [name for name in methods if name not in ours]
+    styles = {}
+    for number, name in enumerate(ours):
+        width = 2.8 if name == "quell auto" else 1.2
+        styles[name] = {"color": PALETTE[number % len(PALETTE)], "linewidth": width, "label": name}
+    for number, name in enumerate(peers):
+        styles[name] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.8, "linestyle": "--", "label": name}
+        styles[name]["marker"] = "."
+    return styles
+
+
+def _add_legend(figure: Any, styles: dict[str, dict[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **style) for style in styles.values()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")

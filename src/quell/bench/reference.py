@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ELBO that runs are measured against: the optimum where it is known, else a long fit of ours."""
+
+import dataclasses
+
+import jax
+
+from quell.bench.judge import elbo_of
+from quell.bench.methods import reference_runner
+from quell.bench.optimum import best_gaussian
+from quell.bench.problems import BenchProblem
+from quell.models import LinearPredictor
+
+_STEPS = 10_000
+_RATES = (0.03, 0.01)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """An ELBO to compare with.
+
+    Attributes:
+        elbo: in nats.
+        how: it was got.
+    """
+
+    elbo: float
+    how: str
+
+
+def find_reference(bench: BenchProblem) -> Reference:
+    """The exact optimum of a linear predictor, or the best of long fits."""
+    if bench.is_exact and isinstance(bench.problem.model, LinearPredictor):
+        best = best_gaussian(bench.problem.model, full_rank=bench.full_rank)
+        return Reference(elbo_of(bench, best), "exact optimum by natural-gradient steps")
+    return Reference(_long_fit(bench), "best ELBO seen, at least that of long fits of quell's")
+
+
+def _long_fit(bench: BenchProblem) -> float:
+    """The best of Adam with rates that fall from several values, with all data at every step."""
+    runner = reference_runner(bench)
+    elbos = []
+    for rate in _RATES:
+        state = runner.start(jax.random.key(0), bench.start, {"rate": rate, "length": _STEPS, "scale": 0.1})
+        elbos.append(elbo_of(bench, runner.gaussian(runner.advance(state, _STEPS))))
+    return max(elbos)

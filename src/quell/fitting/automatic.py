@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`variates="auto"`: the gradient that is predicted to converge soonest on this machine."""
+
+import dataclasses
+import time
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Key, PyTree
+
+from quell.combine import Rule
+from quell.combine.select import Costs, Option, options
+from quell.draw import Sampler
+from quell.estimators import ClosedForm
+from quell.fitting.choice import Choice, describe, trials_of
+from quell.fitting.scout import Scout, Seen
+from quell.gradient import Gradient, GradientState
+from quell.problem import Problem
+from quell.variates import BaseGradient, candidate_variates, default_base
+
+SAMPLES = (1, 2, 4, 8)
+"""How many times the default samples may be taken, where no sampler was given."""
+
+QUIET_NATS = 1.0
+"""With natural-gradient steps, noise below this many nats gains nothing."""
+
+WORTH = 0.8
+"""A later choice must be predicted to take less than this share of the time, or the fit goes on as it is."""
+
+EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
+"""No noise at all: the closed form of every term, on all data."""
+
+SCOUT_NUMBER = 2**32 - 1
+"""Folded into the fit's key for the trial runs; no step has this number."""
+
+
+class Tuned(NamedTuple):
+    """A choice, made.
+
+    Args:
+        choice: what was chosen, and why.
+        gradient: that it makes.
+        state: of the gradient: moments and approximations as the trial runs left them; `None` where there were none.
+    """
+
+    choice: Choice
+    gradient: Gradient
+    state: GradientState | None
+
+
+class Tuner:
+    """Chooses base gradient, variates and samples by measured time and measured noise.
+
+    Where every term has a closed form on all data, the gradient has no noise, and nothing is left to choose. Otherwise
+    trial runs at the current parameters give the moments of all candidates, from which the noise of every subset
+    follows, and the time of a step. The subset with the least product of the two is taken. The moments go on into the
+    fit, so that its first step has good weights already; its draws are others, so that nothing is biased.
+
+    Args:
+        problem: model and family.
+        sampler: as it was given; by default it is chosen.
+        base: as it was given.
+        rule: as it was given.
+        natural: whether steps follow the natural gradient.
+        key: of the fit.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        sampler: Sampler | None,
+        base: BaseGradient | None,
+        rule: Rule,
+        *,
+        default_sampler: Sampler,
+        natural: bool,
+        key: Key[Array, ""],
+    ) -> None:
+        """Nothing is run yet."""
+        self.problem, self.rule, self.natural = problem, rule, natural
+        self.may_be_exact = sampler is None and base is None and EXACT.refuses(problem) is None
+        self.samples = SAMPLES if sampler is None else (1,)
+        self.sampler = sampler or default_sampler
+        variates = () if self.may_be_exact else candidate_variates(problem, self.sampler)
+        self.sampled = Gradient(problem, variates, base=base or default_base(problem), sampler=self.sampler, rule=rule)
+        self.scout = Scout(self.sampled, jax.random.fold_in(key, SCOUT_NUMBER))
+        self._costs: Costs | None = None
+
+    def first(self, params: PyTree) -> Tuned:
+        """Choose before the first step."""
+        if self.may_be_exact:
+            reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
+            return self.restore(Choice(exact=True, active=(), samples=1, reason=reason))
+        if not self.sampled.variates and len(self.samples) == 1:
+            return self.restore(Choice(False, (), 1, "No variate suits this problem: the base gradient is used."))
+        began = time.perf_counter()
+        seen = self.scout.look(params, self.sampled.init(params))
+        self._costs = self.scout.costs(params, seen.state)
+        found = self._options(seen)
+        choice = self._choice(found, found[0], time.perf_counter() - began)
+        return Tuned(choice, self._gradient(choice), seen.state)
+
+    def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
+        """Choose again, where the fit stands; `None` where a change would gain little.
+
+        Args:
+            params: where the fit stands.
+            state: of its gradient.
+            choice: that it goes by now.
+        """
+        if choice.exact or self._costs is None:
+            return None
+        began = time.perf_counter()
+        seen = self.scout.look(params, state)
+        found = self._options(seen)
+        now = next(o for o in found if _mask(o, len(choice.active)) == choice.active and o.samples == choice.samples)
+        if found[0].effort > WORTH * now.effort:
+            return None
+        new = self._choice(found, found[0], time.perf_counter() - began + choice.seconds)
+        return Tuned(new, self._gradient(new), seen.state)
+
+    def restore(self, choice: Choice) -> Tuned:
+        """What an earlier choice makes."""
+        return Tuned(choice, self._gradient(choice), None)
+
+    def _options(self, seen: Seen) -> list[Option]:
+        assert self._costs is not None
+        num_units = self.sampled.sampler.num_units
+        # Moments are those of one independent unit; a step averages over several.
+        noise = (seen.joint - _corner(seen)) / num_units
+        floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
+        return options(noise, 0.0, self._costs, floor=floor, samples=self.samples)
+
+    def _choice(self, found: list[Option], best: Option, seconds: float) -> Choice:
+        names = self.sampled.names
+        active = _mask(best, len(names))
+        reason = f"Of {len(found)} gradients this one is predicted to converge soonest: {describe(names, best)}."
+        return Choice(False, active, best.samples, reason, trials_of(names, found), seconds)
+
+    def _gradient(self, choice: Choice) -> Gradient:
+        if choice.exact:
+            return Gradient(self.problem, base=EXACT, rule=self.rule)
+        more = dataclasses.replace(self.sampler, num_replicates=choice.samples * self.sampler.num_replicates)
+        return dataclasses.replace(self.sampled, sampler=more, active=choice.active)
+
+
+def _mask(option: Option, num: int) -> tuple[bool, ...]:
+    return tuple(k in option.members for k in range(num))
+
+
+def _corner(seen: Seen):
+    """The squared norm of the mean gradient is in the base gradient's moment only: variates have mean zero."""
+    corner = 0.0 * seen.joint
+    corner[0, 0] = min(seen.mean_sq, seen.joint[0, 0])
+    return corner

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a natural-gradient step needs to know of a family."""
+
+from abc import abstractmethod
+
+import equinox as eqx
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+LEAST_PRECISION = 1e-3
+"""A step multiplies no precision by less than this."""
+
+
+class AbstractGeometry(eqx.Module):
+    r"""The Fisher metric \(F\) of a family, and a way to walk along a direction without leaving the family.
+
+    Laws: `sq_norm` is \(g^\top F^{-1} g\), and to first order in the rate `move` adds \(\rho F^{-1} g\).
+    """
+
+    @abstractmethod
+    def direction(self, params: PyTree, grad: PyTree) -> PyTree:
+        r"""The natural gradient \(F^{-1} g\), in coordinates of the geometry's own."""
+
+    @abstractmethod
+    def sq_norm(self, params: PyTree, direction: PyTree) -> Float[Array, ""]:
+        r"""\(g^\top F^{-1} g\): twice the divergence of a small step with rate one, to second order."""
+
+    @abstractmethod
+    def move(self, params: PyTree, direction: PyTree, rate: Float[Array, ""]) -> PyTree:
+        """The parameters after a step."""
+
+
+def least_precision(rate: Float[Array, ""]) -> Float[Array, ""]:
+    r"""The least factor of a precision that is taken as it is.
+
+    The precision after a step is \(1-\rho\) times the old one plus \(\rho\) times that of the target. A factor well
+    below \(1-\rho\) means that the target's was negative, by noise or because the target is no Gaussian.
+    """
+    return jnp.maximum(0.5 * (1.0 - rate), LEAST_PRECISION)
