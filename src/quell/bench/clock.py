@@ -17,7 +17,7 @@ TARGETS = (1.0, 0.1)
 """Nats below the optimum whose times are reported."""
 
 _GROWTH = 0.1
-_JUDGED_EVERY = 3
+_JUDGED_EVERY = 5
 _STALLED_AFTER = 2000
 
 Judge = Callable[[Gaussian], float]
@@ -71,7 +71,7 @@ def timed_run(
 ) -> Run:
     """Advance until a tenth of a nat is reached, the steps or the seconds are over, or nothing gets better.
 
-    Chunks are of one step at first and then of a tenth of the steps so far. Every third point is judged on the way,
+    Chunks are of one step at first and then of a tenth of the steps so far. Every fifth point is judged on the way,
     and those before the first good one of each target afterwards.
 
     Args:

@@ -78,11 +78,13 @@ class Method:
 
 
 ADAM: Mapping[str, Axis] = {
-    "rate": Axis((0.003, 0.01, 0.03, 0.1, 0.3), 2),
     "length": Axis((100.0, 300.0, 1000.0, 3000.0, 10000.0, 30000.0, math.inf), 2),
+    "rate": Axis((0.003, 0.01, 0.03, 0.1, 0.3), 2),
     "scale": Axis((0.03, 0.1, 0.3, 1.0), 1),
 }
-"""Adam with a constant rate or one that falls to zero on a cosine, from Gaussians of several widths."""
+"""Adam with a constant rate or one that falls to zero on a cosine, from Gaussians of several widths.
+
+The first axis is the first that the search moves along: a longer run is what most methods need."""
 
 ADAM_QUICK: Mapping[str, Axis] = {
     "rate": Axis((0.03, 0.1), 0),

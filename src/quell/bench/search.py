@@ -60,8 +60,8 @@ class Search:
         bench: the problem.
         judge: the ELBO of a Gaussian.
         optimum: to stop at.
-        budget: seconds for the climbs, in equal parts for the method's programs; compilations and the finalists' runs
-            come on top.
+        budget: seconds for the climbs: half for the program whose first setting is best, half of the rest for the next;
+            compilations and the finalists' runs come on top.
     """
 
     bench: BenchProblem
@@ -71,12 +71,13 @@ class Search:
 
     def run(self, method: Method, *, num_seeds: int) -> list[Tried]:
         """All settings tried; the finalists first, each group with the best first."""
-        runners = method.make()
-        tried: list[Tried] = []
-        self._best, self._left = math.inf, 0.0
-        for runner in runners:
-            self._left += self.budget / len(runners)
-            tried += self._climb(runner)
+        self._best = math.inf
+        firsts = sorted((self._first(runner) for runner in method.make()), key=lambda one: one.score(self.optimum))
+        tried, left = [], self.budget
+        for first in firsts:
+            self._left = 0.5 * left
+            tried += self._climb(first)
+            left -= 0.5 * left - self._left
         tried.sort(key=lambda one: one.score(self.optimum))
         soonest = min(tried, key=lambda one: (one.seconds_to(self.optimum, TARGETS[0]), one.score(self.optimum)))
         chosen = {one.text: one for one in (*tried[: self._num_finalists(tried)], soonest)}
@@ -90,17 +91,24 @@ class Search:
         reached = [one for one in tried if math.isfinite(one.seconds_to(self.optimum, TARGETS[-1]))]
         return min(max(1, len(reached)), 2)
 
-    def _climb(self, runner: AbstractRunner) -> list[Tried]:
-        """From the first setting, move to a better neighbour until there is none."""
-        at = tuple(axis.first for axis in runner.axes.values())
+    def _first(self, runner: AbstractRunner) -> Tried:
+        """Compile a program and run its first setting."""
+        at = _first_of(runner)
         compile_s = warm_up(runner, jax.random.key(SEARCH_SEED), self.bench.start, self._setting(runner, at))
-        seen = {at: self._try(runner, at, compile_s)}
+        return self._try(runner, at, compile_s)
+
+    def _climb(self, first: Tried) -> list[Tried]:
+        """From the first setting, move to a better neighbour until there is none or the time is over."""
+        runner, compile_s, at = first.runner, first.compile_s, _first_of(first.runner)
+        seen = {at: first}
         waiting = self._neighbours(runner, at)
         while waiting and self._left > 0:
             there = waiting.pop(0)
             if there in seen:
                 continue
+            began = time.perf_counter()
             seen[there] = self._try(runner, there, compile_s)
+            self._left -= time.perf_counter() - began
             if seen[there].score(self.optimum) < seen[at].score(self.optimum):
                 ahead = tuple(2 * new - old for new, old in zip(there, at, strict=True))
                 at = there
@@ -109,9 +117,7 @@ class Search:
 
     def _try(self, runner: AbstractRunner, at: tuple[int, ...], compile_s: float) -> Tried:
         setting = self._setting(runner, at)
-        began = time.perf_counter()
         run = self._one(runner, setting, SEARCH_SEED, min(self.bench.limit, self._best))
-        self._left -= time.perf_counter() - began
         self._best = min(self._best, run.seconds_to(self.optimum, TARGETS[-1]))
         return Tried(runner, setting, compile_s, (run,), is_final=False)
 
@@ -135,3 +141,7 @@ class Search:
 
     def _is_inside(self, runner: AbstractRunner, at: tuple[int, ...]) -> bool:
         return all(0 <= k < len(axis.values) for k, axis in zip(at, runner.axes.values(), strict=True))
+
+
+def _first_of(runner: AbstractRunner) -> tuple[int, ...]:
+    return tuple(axis.first for axis in runner.axes.values())

@@ -111,7 +111,9 @@ class Tuner:
         if choice.exact or self._costs is None:
             return None
         began = time.perf_counter()
-        seen = self.scout.look(params, state)
+        fresh = self.sampled.init(params).variates
+        kept = tuple(old if used else new for old, new, used in zip(state.variates, fresh, choice.active, strict=True))
+        seen = self.scout.look(params, GradientState(state.moments, kept))
         found = self._options(seen)
         now = next(o for o in found if _mask(o, len(choice.active)) == choice.active and o.samples == choice.samples)
         if found[0].effort > WORTH * now.effort:

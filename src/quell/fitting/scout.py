@@ -26,6 +26,10 @@ SECONDS = 0.03
 """That a trial run may take, at least two steps."""
 
 
+Averages = tuple[GradientState, PyTree, Float[Array, ""]]
+"""The state after a trial, the mean of its gradients, and the mean of their squared norms."""
+
+
 class Seen(NamedTuple):
     """What a trial run of all variates has shown.
 
@@ -53,15 +57,16 @@ class Scout:
         self.gradient, self.key, self.num = gradient, key, STEPS
 
     def look(self, params: PyTree, state: GradientState) -> Seen:
-        """Run all variates, and average."""
+        """Run all variates, once to refresh what they keep and to learn weights, and once to average."""
         everything, unseen = len(self.gradient.variates) + 1, self.gradient.init(params).moments
-        state, mean = self._run(params, GradientState(unseen, state.variates), everything)
+        state, _, _ = self._run(params, GradientState(unseen, state.variates), everything)
+        state, mean, sq_norm = self._run(params, state, everything)
         moments = state.moments
         joint = np.asarray(moments.total / jnp.where(moments.mass > 0, moments.mass, 1.0), float)
-        mean_sq = float(_sq_norm(self.gradient, params, mean))
-        sampled = float(joint[0, 0]) / self.gradient.sampler.num_units
-        # The mean of so many draws has a share of their noise.
-        return Seen(state, joint, max(mean_sq - (sampled - mean_sq) / max(self.num - 1, 1), 0.0))
+        # The squared norm of a mean of so many units has a share of their noise.
+        units = self.num * self.gradient.sampler.num_units
+        mean_sq = (units * float(_sq_norm(self.gradient, params, mean)) - float(sq_norm)) / max(units - 1, 1)
+        return Seen(state, joint, max(mean_sq, 0.0))
 
     def costs(self, params: PyTree, state: GradientState) -> Costs:
         """Seconds of a step: of the base gradient, and what each variate and more samples add."""
@@ -90,7 +95,7 @@ class Scout:
             best = min(best, time.perf_counter() - began)
         return best
 
-    def _run(self, params: PyTree, state: GradientState, branch: int) -> tuple[GradientState, PyTree]:
+    def _run(self, params: PyTree, state: GradientState, branch: int) -> Averages:
         return run_trial(self.gradient, params, state, self.key, jnp.asarray(branch), jnp.asarray(self.num))
 
 
@@ -102,8 +107,8 @@ def run_trial(
     key: Key[Array, ""],
     branch: Int[Array, ""],
     num: Int[Array, ""],
-) -> tuple[GradientState, PyTree]:
-    """Take gradients without moving, and average them.
+) -> Averages:
+    """Take gradients without moving, and average them and their squared norms.
 
     One program for all trials: branch 0 is the base gradient alone, 1 to L one variate each, L + 1 all of them, and
     L + 2 the base gradient with more samples.
@@ -116,14 +121,16 @@ def run_trial(
     more = dataclasses.replace(sampler, num_replicates=MORE * sampler.num_replicates)
     trials.append(dataclasses.replace(gradient, active=none, sampler=more))
 
-    def run(trial: Gradient) -> tuple[GradientState, PyTree]:
-        def body(count: Int[Array, ""], carry: tuple[GradientState, PyTree]) -> tuple[GradientState, PyTree]:
-            before, mean = carry
-            grad, after, _ = trial.update(jax.random.fold_in(key, count), params, before)
+    def run(trial: Gradient) -> Averages:
+        def body(count: Int[Array, ""], carry: Averages) -> Averages:
+            before, mean, sq_norm = carry
+            grad, after, info = trial.update(jax.random.fold_in(key, count), params, before)
             after = jax.tree.map(lambda new, old: new.astype(old.dtype), after, before)
-            return after, jax.tree.map(lambda m, g: m + (g - m) / (count + 1), mean, grad)
+            mean = jax.tree.map(lambda m, g: m + (g - m) / (count + 1), mean, grad)
+            return after, mean, sq_norm + (info.combined_sq_norm - sq_norm) / (count + 1)
 
-        return jax.lax.fori_loop(0, num, body, (state, jax.tree.map(jnp.zeros_like, params)))
+        nothing = jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.fori_loop(0, num, body, (state, nothing, jnp.zeros((), jax.tree.leaves(params)[0].dtype)))
 
     return jax.lax.switch(branch, [lambda trial=trial: run(trial) for trial in trials])
 
