@@ -43,9 +43,21 @@ LETTERS = {
     "psi": "ψ",
     "rho": "ρ",
     "sigma": "σ",
+    "tau": "τ",
     "xi": "ξ",
 }
-SIGNS = {"nabla": "∇", "sum": "∑", "prod": "∏", "top": "⊤", "|": "‖", "{": "{", "}": "}", "'": "′", ",": ", "}
+SIGNS = {
+    "nabla": "∇",
+    "partial": "∂",
+    "sum": "∑",
+    "prod": "∏",
+    "top": "⊤",
+    "|": "‖",
+    "{": "{",
+    "}": "}",
+    "'": "′",
+    ",": ", ",
+}
 WORDS = {"diag", "exp", "log", "max", "min", "tanh"}
 ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303"}
 UPRIGHT = {"mathrm", "text"}

@@ -33,9 +33,6 @@ OPTIMIZER = optax.adam(0.05)
 """At a constant rate, the noise of the gradient stays visible in where the fit ends; one object, one program."""
 
 RUNS = 5
-VARIATES = {"none": (), "default": None, "rebar": (zoo.rebar(),)}
-"""`None` leaves the choice to quell."""
-
 STYLE = {
     "none": {"color": "#000000", "linestyle": ":"},
     "default": {"color": "#0072B2", "linestyle": "--"},
@@ -95,10 +92,15 @@ def best_elbo(joints: jax.Array, family: quell.Bernoulli) -> float:
     return float(enumerated_elbo(joints, family, params))
 
 
+def make_ensembles(problem: quell.Problem) -> dict[str, tuple[quell.ControlVariate, ...]]:
+    """None, the cheap ones that suit the problem, and REBAR."""
+    return {"none": (), "default": quell.default_variates(problem, SAMPLER), "rebar": (zoo.rebar(),)}
+
+
 def fit_all(model: quell.Model, family: quell.Bernoulli, steps: int) -> dict[str, Fits]:
     """Fit with each set of variates, from several seeds."""
     joints, fits = log_joints(model, family), {}
-    for name, variates in VARIATES.items():
+    for name, variates in make_ensembles(quell.Problem(model, family)).items():
         results = [
             quell.fit(
                 model,

@@ -17,11 +17,13 @@ import pytest
 
 import quell
 from quell import CheckpointError, ControlVariate, Status
+from quell.fitting import Choice, automatic, checkpoint_file, driver, loop, reached
 from quell.fitting import checkpoint as checkpoint_module
-from quell.fitting import checkpoint_file, driver, loop, reached
+from quell.fitting.automatic import Tuner
 from quell.fitting.fingerprint import named, plain_array
 from quell.fitting.plan import FitOptions
 from quell.fitting.reached import Reached, load_reached, save_reached
+from quell.fitting.scout import Scout
 from quell.history import History
 from quell.terms import elbo
 
@@ -124,9 +126,9 @@ def test_checkpoints_are_written_on_a_grid_of_steps(key, path, monkeypatch):
     steps = []
     write = checkpoint_module.save_reached
 
-    def seen(to, reached, fingerprint):
+    def seen(to, reached, *rest):
         steps.append(int(reached.state.step))
-        write(to, reached, fingerprint)
+        write(to, reached, *rest)
 
     monkeypatch.setattr(checkpoint_module, "save_reached", seen)
     _fit(key, quell.Checkpoint(path, every_steps=40))
@@ -141,7 +143,9 @@ def test_checkpoints_are_written_by_the_clock(key, path, monkeypatch):
         return now[0]
 
     monkeypatch.setattr(checkpoint_module, "time", type("Clock", (), {"monotonic": staticmethod(monotonic)}))
-    monkeypatch.setattr(checkpoint_module, "save_reached", lambda to, reached, _: steps.append(int(reached.state.step)))
+    monkeypatch.setattr(
+        checkpoint_module, "save_reached", lambda to, reached, *_: steps.append(int(reached.state.step))
+    )
     monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
     _fit(key, quell.Checkpoint(path, every_minutes=1.5))
     assert steps[0] == 0
@@ -201,14 +205,59 @@ def test_fits_that_stand_at_different_steps_go_on_without_a_gap(key, path):
     _assert_same([_all(result) for result in resumed], [_all(result) for result in whole])
 
 
+# What was chosen automatically
+
+
+def _choosing(key, checkpoint=None, **options):
+    """A model without closed forms, so that there is something to choose."""
+    model = quell.Model(lambda z, x: -jnp.cosh(x - z[0] - z[1]), quell.NormalPrior(), jnp.arange(3.0), 2)
+    defaults = {"steps": 40, "checkpoint": checkpoint, "optimizer": ADAM}
+    return quell.fit(model, FAMILY, key=key, **(defaults | options))
+
+
+def test_a_choice_is_kept_and_not_made_again(key, path, monkeypatch):
+    whole = _choosing(key, quell.Checkpoint(path))
+    monkeypatch.setattr(Scout, "look", pytest.fail)
+    longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
+    assert longer.choice.spec() == whole.choice.spec()
+    assert longer.gradient.active == whole.gradient.active
+    assert longer.gradient.sampler == whole.gradient.sampler
+    assert longer.history.num_steps == 60
+    _assert_same(whole.history, jax.tree.map(lambda values: values[:40], longer.history))
+
+
+def test_a_choice_that_was_changed_on_the_way_is_resumed(key, path, monkeypatch):
+    """With more samples from the tenth step on: the checkpoint belongs to the gradient that wrote it."""
+
+    def changed(tuner, params, state, choice):
+        if choice.samples == 8:
+            return None
+        other = Choice(False, tuple(not used for used in choice.active), 8, "Made up.")
+        return tuner.restore(other)._replace(state=state)
+
+    monkeypatch.setattr(driver, "FIRST_RETUNED", 10)
+    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(Tuner, "again", changed)
+    monkeypatch.setattr(automatic, "SAMPLES", (1,))
+    whole = _choosing(key, quell.Checkpoint(path))
+    assert whole.choice.reason == "Made up."
+    assert whole.gradient.sampler.num_replicates == 8
+    weights = whole.history.weights
+    assert ((weights[5:10] != 0).any(axis=0) == ~(weights[12:] != 0).any(axis=0)).all()
+    longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
+    assert longer.choice.spec() == whole.choice.spec()
+    assert longer.gradient.sampler.num_replicates == 8
+    _assert_same(whole.history, jax.tree.map(lambda values: values[:40], longer.history))
+
+
 # The file
 
 FAMILIES = {
-    "full-rank": (quell.FullRank(2), None),
+    "full-rank": (quell.FullRank(2), "auto"),
     "low-rank": (quell.LowRank(2, 1), ()),
     "product": (quell.Product({"a": quell.MeanField(1), "b": quell.Gamma(1)}), ()),
     "learning": (quell.MeanField(2), STATEFUL),
-    "bernoulli": (quell.Bernoulli(2), None),
+    "bernoulli": (quell.Bernoulli(2), "auto"),
 }
 OPTIMIZERS = {
     "adam": ADAM,
@@ -238,7 +287,7 @@ def test_save_and_load_is_identity(family, optimizer, key, path):
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
     num_variates = len(plan.algorithm.gradient.variates)
-    pieces = [History.empty(num_variates)]
+    pieces = [History.empty(num_variates, num_variates)]
     for num in (3, 4):
         rows = [rng.normal(size=num) for _ in range(3)]
         weights = rng.normal(size=(num, num_variates))
@@ -345,7 +394,7 @@ ANOTHER = {
     "sampler": ({"sampler": quell.Sampler(2, 1)}, r"sampler, batch_size \(2 there, 1 here\)"),
     "rule": ({"rule": quell.Rule(decay=0.1)}, r"rule, decay \(0\.02 there, 0\.1 here\)"),
     "optimizer": ({"optimizer": optax.sgd(0.1)}, r"state, \.algorithm\.optimizer.* there, none here"),
-    "default optimizer": ({"optimizer": None}, r"optimizer \(given there, the default for 90 steps here\)"),
+    "default optimizer": ({"optimizer": None}, r"optimizer \(given there, default here\)"),
     "average": ({"average_from": 0.5}, r"averaged after step \(none there, 45 here\)"),
     "key": ({"key": jax.random.key(1)}, r"differs in key \("),
 }

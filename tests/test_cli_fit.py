@@ -102,6 +102,7 @@ def test_a_fit_leaves_everything_in_its_folder_and_the_report_can_be_written_aga
     assert (settings["data"], settings["steps"], settings["seed"]) == (str(files.data), 60, 4)
     summary = json.loads((files.out / "result.json").read_text())
     assert (summary["status"], summary["steps"], summary["skipped"]) == ("completed", 60, 0)
+    assert summary["chosen"] is None
     assert math.isfinite(summary["elbo"])
     assert summary["seconds"] > 0
     with np.load(files.out / "posterior.npz", allow_pickle=False) as draws:
@@ -140,11 +141,34 @@ def test_the_options_say_what_is_fitted(files):
     assert (plan.key == jax.random.key(3)).all()
     updates, _ = optimizer.update(jnp.ones(1), optimizer.init(jnp.ones(1)))
     np.testing.assert_allclose(updates, -0.1, **tolerances.DIFFERENCES)
-    default = FitSettings(model=f"{files.models}:ready").plan(checkpoint=quell.Checkpoint(files.out))
-    problem = default.algorithm.gradient.problem
-    assert default.algorithm.gradient.names == tuple(
-        one.name for one in quell.default_variates(problem, default.algorithm.gradient.sampler)
-    )
+    untuned = FitSettings(model=f"{files.models}:ready", variates="default", learning_rate=0.1)
+    gradient = untuned.plan(checkpoint=quell.Checkpoint(files.out)).algorithm.gradient
+    assert gradient.variates == quell.default_variates(gradient.problem, gradient.sampler)
+    assert len(gradient.variates) == 3
+    assert gradient.sampler == quell.Sampler()
+
+
+def test_by_default_the_gradient_is_chosen(files):
+    exact = FitSettings(model=f"{files.models}:ready").plan(checkpoint=quell.Checkpoint(files.out))
+    assert exact.choice is not None
+    assert exact.choice.exact
+    batched = FitSettings(model=f"{files.models}:ready", batch_size=2).plan(checkpoint=quell.Checkpoint(files.out))
+    assert batched.choice is not None
+    assert not batched.choice.exact
+    assert batched.choice.trials
+    assert batched.algorithm.gradient.sampler == quell.Sampler(10, 2)
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("words", [(), ("--batch-size", 2)], ids=["exact", "trials"])
+def test_the_choice_is_told(words, files):
+    result = _fit(files, *words, variates="auto", family="fullrank")
+    assert result.exit_code == 0, result.output
+    chosen = json.loads((files.out / "result.json").read_text())["chosen"]
+    assert chosen in _printed(result)
+    assert ("time to converge" in result.output) == bool(words)
+    assert _run("report", files.out).exit_code == 0
+    assert json.loads((files.out / "result.json").read_text())["chosen"]
 
 
 @pytest.mark.usefixtures("no_report")
@@ -293,7 +317,7 @@ BAD = {
     "fit {models}:ready --steps 0 --out {out}": r"`steps` was given as 0\. An integer of at least 1 was needed\.",
     "fit {models}:ready --learning-rate -1 --out {out}": r"`learning_rate` was given as -1\.0\. A positive, finite",
     "fit {models}:ready --batch-size 9 --out {out}": r"`batch_size` was given as 9 for 3 data\. At most 3 was needed\.",
-    "fit {models}:ready --variates S8 --out {out}": r"The ensemble 'S8' is not known\. One of default, none, S4",
+    "fit {models}:ready --variates S8 --out {out}": r"The ensemble 'S8' is not known\. One of auto, default, none, S4",
     "fit {models}:ready --checkpoint-every 0 --out {out}": r"`every_steps` was given as 0\.",
     "fit {two} --out {out}": r"was given without a name, and it has a, b\. One model, .* was needed\.",
     "fit {wrong}:other --data {data} --out {out}": r"other\(a, b\) in .* was given the arrays x, y\. A function",

@@ -149,6 +149,18 @@ class _Nan:
         return jnp.sum(z) * jnp.nan
 
 
+def test_covariances_of_a_million_rows_do_not_overflow(key):
+    """The square of their number is no 32-bit integer, and the default outside of these tests is 32 bits."""
+    num = 2**20
+    model = quell.Model(lambda z, x: -0.5 * (x - z[0]) ** 2, quell.NormalPrior(), np.zeros(num, np.float32), 1)
+    problem = quell.Problem(model, quell.MeanField(1))
+    params = quell.LocationScale(jnp.zeros(1, jnp.float32), jnp.zeros(1, jnp.float32))
+    with jax.enable_x64(False):
+        gradient = quell.Gradient(problem, sampler=quell.Sampler(1, 1))
+        found = covariance.step_covariances(key, gradient, params, gradient.init(params), num=20)
+    assert 0.01 < found[:, 0, 0, 0].mean() < 100.0, "of the ELBO a datum: about one"
+
+
 # Dense algebra of ensembles
 
 
@@ -320,6 +332,8 @@ def test_a_part_of_the_variates_with_what_it_has_learned(point):
     np.testing.assert_array_equal(part_state.moments.total, np.asarray(state.moments.total)[rows])
     same = quell.Gradient(gradient.problem, part.variates, sampler=SAMPLER, rule=part.rule)
     np.testing.assert_array_equal(part.weights(part_state), same.weights(part_state))
+    masked, _ = keep_variates(dataclasses.replace(gradient, active=(True, False, False)), state, [2, 0])
+    assert masked.active == (False, True)
 
 
 def test_parts_are_compiled_in_turn_until_the_budget_is_spent(monkeypatch, key):
@@ -462,6 +476,15 @@ def test_advice_on_the_noise(ratio, num, level, words):
     assert words in found[0].text
 
 
+def test_advice_on_what_was_chosen():
+    """No variates is good advice where that was the choice."""
+    found = advice.advise_noise(estimate.Estimate(1.0, 0.0), 0, reason="It is exact.")
+    assert found == [advice.Advice(advice.Level.GOOD, "It is exact.")]
+    few = np.arange(10.0)
+    assert "too few" in advice.advise_trend(few)[0].text
+    assert advice.advise_trend(few, is_exact=True) == []
+
+
 def test_advice_on_steps_and_variates_that_were_left_out():
     assert advice.advise_skipped(0, 100) == []
     assert "1 of 1,000 step was skipped" in advice.advise_skipped(1, 1000)[0].text
@@ -572,7 +595,7 @@ def test_every_picture_can_be_drawn_whatever_the_names(ground):
 def test_pictures_of_nothing_and_of_too_much():
     from quell.diagnostics.looks import png_bytes
 
-    empty = quell.History.empty(2)
+    empty = quell.History.empty(2, 2)
     many = [f"variate {k}" for k in range(40)]
     crowded = _contributions(*[(name, 1.0 + k / 10, 0.01 * k) for k, name in enumerate(many)])
     figures = [

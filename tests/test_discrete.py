@@ -318,7 +318,7 @@ SAYS = {
     "two numbers": r"gives shape \(2,\) for a latent of length 2 instead of one number",
     "relaxation of a Gaussian": "MeanField is not a discrete family",
     "conditioning on nothing": "the data term is not relaxed",
-    "closed form": "the log-likelihood is not a quadratic",
+    "closed form": "the log-likelihood is neither a quadratic in the latent nor one of a linear predictor",
     "baseline": "The baseline 'leave-two-out' is not known",
     "decay": r"`decay` was given as 0\.0\. A number above 0",
     "temperature in words": "`temperature` was given as 0.5. A positive, finite number",

@@ -210,13 +210,13 @@ REFUSED = {
         Problem(MODEL, MeanField(2)),
         ControlVariate(Prior(), RP, Reparameterization("symmetric")),
         r"^ControlVariate\(prior: rp - rp\[symmetric\]\) was given for LinearPredictor\(.*\) with MeanField\. "
-        r"It cannot be used: MeanField has no transport 'symmetric' \(it has 'diagonal'\)\. "
+        r"It cannot be used: MeanField has no transport 'symmetric' \(it has 'diagonal', 'mirrored'\)\. "
         r"Leave it out, or change its estimators",
     ),
     "misspelt transport": (
         Problem(MODEL, FullRank(2)),
         ControlVariate(Prior(), RP, Reparameterization("cholesk")),
-        r"FullRank has no transport 'cholesk' \(it has 'cholesky', 'symmetric'\)",
+        r"FullRank has no transport 'cholesk' \(it has 'cholesky', 'symmetric', 'mirrored'\)",
     ),
     "closed form of the data": (
         Problem(FUNCTION_MODEL, FullRank(2)),

@@ -18,6 +18,7 @@ from quell.diagnostics import estimate, khat, noise, report, summarise
 from quell.diagnostics.advice import Advice, Level
 from quell.diagnostics.contribution import Contribution, Contributions, Dispensable
 from quell.diagnostics.page import Contents, Picture, page
+from quell.fitting import Trial
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" _" + "long" * 30
 FEATURES = np.column_stack([np.linspace(-1, 1, 12), np.ones(12)])
@@ -163,13 +164,51 @@ def test_khat_is_shown_with_a_word(value, words):
 def test_a_fit_that_has_not_begun_and_has_no_variates(folder, fitted):
     gradient = quell.Gradient(fitted.problem, sampler=fitted.gradient.sampler)
     result = quell.FitResult(
-        fitted.params, gradient, gradient.init(fitted.params), quell.History.empty(0), quell.Status.INTERRUPTED, 0.0
+        fitted.params, gradient, gradient.init(fitted.params), quell.History.empty(0, 0), quell.Status.INTERRUPTED, 0.0
     )
     text = _Parsed(result.report(str(folder / "empty.html"), seconds=5.0).read_text()).text
     assert "No variates were used" in text
     assert "0 steps are too few" in text
     assert "Interrupted" in text
     assert "Time it takes" not in text
+
+
+def test_a_fit_whose_gradient_is_exact(folder):
+    model = quell.logistic_regression(FEATURES, np.arange(12) % 2)
+    result = quell.fit(model, quell.FullRank(2), key=jax.random.key(0))
+    assert result.status is quell.Status.CONVERGED
+    written = result.report(folder / "exact.html", seconds=5.0).read_text()
+    text = _Parsed(written).text
+    assert result.choice.reason in text
+    assert "closed form, without noise" in text
+    assert written.count("data:image/png") == 2 * 2, "the ELBO and the norms, each on two grounds"
+    for absent in ("No variates were used", "too few to tell", "Variance by block", "not finite"):
+        assert absent not in text
+
+
+def test_what_was_tried_is_shown_and_what_is_not_used_is_not(folder):
+    """Three variates, of which one is in use."""
+    variates = quell.paper.variates(["c1", "c2", "c7"])
+    model = quell.logistic_regression(FEATURES, np.arange(12) % 2)
+    gradient = quell.Gradient(
+        quell.Problem(model, quell.FullRank(2)), variates, sampler=quell.Sampler(2), active=(False, False, True)
+    )
+    params = gradient.problem.family.init()
+    steps, weights = np.ones(60), np.tile([0.0, 0.0, -1.0], (60, 1))
+    history = quell.History(steps, steps, steps, weights, weights > 0, weights[:, 0] > 0)
+    trials = (Trial("base + c7", 0.5, 12.0, 0.25), Trial("base <b>", 2.0, 8.0, 1.0))
+    choice = quell.Choice(False, gradient.active, 1, "It is <quick>.", trials)
+    state = gradient.init(params)
+    result = quell.FitResult(params, gradient, state, history, quell.Status.COMPLETED, 1.0, choice)
+    written = result.report(folder / "chosen.html", seconds=5.0).read_text()
+    choice_at, variates_at, variance_at = (written.index(f'id="{name}"') for name in ("choice", "variates", "variance"))
+    table = _Parsed(written[choice_at:variates_at]).text
+    for expected in ("It is <quick>.", "base + c7", "base <b>", "12 µs", "0.25 ×", "1.00 ×"):
+        assert expected in table
+    variates_section = _Parsed(written[variates_at:variance_at]).text
+    assert "c7" in variates_section
+    assert "c1" not in variates_section
+    assert "c2" not in variates_section
 
 
 def test_a_fit_of_a_product_with_discrete_blocks(folder):
@@ -179,7 +218,7 @@ def test_a_fit_of_a_product_with_discrete_blocks(folder):
     gradient = quell.Gradient(problem, base=quell.default_base(problem))
     params = family.init()
     result = quell.FitResult(
-        params, gradient, gradient.init(params), quell.History.empty(0), quell.Status.COMPLETED, 0.0
+        params, gradient, gradient.init(params), quell.History.empty(0, 0), quell.Status.COMPLETED, 0.0
     )
     text = _Parsed(result.report(folder / "product.html", seconds=5.0).read_text()).text
     assert "switch" in text

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell.from_numpyro`: a NumPyro model as a model of quell."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
 from quell.adapters.numpyro_call import Call
@@ -43,7 +45,7 @@ class NumPyroModel(AbstractModel):
         return self.structure.latent_dim
 
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
-        return self.likelihood(self.structure.unravel(z), batch)
+        return _log_likelihood(self.likelihood, z, batch)  # pyright: ignore[reportCallIssue]
 
     def data_expansion(self) -> AbstractDataExpansion | None:
         return FunctionDataExpansion.from_data(self.data, self.likelihood, self.structure.unravel)
@@ -61,6 +63,12 @@ class NumPyroModel(AbstractModel):
         """Size of the model and its data's axis in one line."""
         plate = f"plate={self.structure.plate!r}, " if self.structure.plate else ""
         return f"NumPyroModel({plate}num_data={self.num_data}, dim={self.dim})"
+
+
+@functools.partial(eqx.filter_jit, inline=True)  # pyright: ignore[reportCallIssue]
+def _log_likelihood(likelihood: Likelihood, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
+    """Run the model; traced once for all that ask for it with the same shapes, since NumPyro's handlers are slow."""
+    return likelihood(likelihood.structure.unravel(z), batch)
 
 
 def from_numpyro(model: Callable[..., Any], /, *args: Any, plate: str | None = None, **kwargs: Any) -> NumPyroModel:

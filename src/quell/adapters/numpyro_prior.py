@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything of a NumPyro model that does not belong to a row of the data."""
 
+import functools
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -39,7 +41,7 @@ class NumPyroPrior(AbstractPrior):
     moments: NormalMoments | None
 
     def log_prob(self, z: Latent) -> Float[Array, ""]:
-        return self.structure.rest_of(self.call.run(self.structure.unravel(z), Rows()))
+        return _log_prior(self.call, self.structure, z)  # pyright: ignore[reportCallIssue]
 
     def quadratic(self, like: Latent) -> Quadratic | None:
         if self.moments is None:
@@ -47,6 +49,12 @@ class NumPyroPrior(AbstractPrior):
         loc, scale = (moment.astype(like.dtype) for moment in self.moments)
         constant = -jnp.sum(jnp.log(scale)) - 0.5 * like.shape[0] * jnp.log(2 * jnp.pi).astype(like.dtype)
         return Quadratic(loc, constant, jnp.zeros_like(loc), DiagonalCurvature(-1.0 / scale**2))
+
+
+@functools.partial(eqx.filter_jit, inline=True)  # pyright: ignore[reportCallIssue]
+def _log_prior(call: Call, structure: Structure, z: Latent) -> Float[Array, ""]:
+    """Run the model; traced once for all that ask for it."""
+    return structure.rest_of(call.run(structure.unravel(z), Rows()))
 
 
 def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:

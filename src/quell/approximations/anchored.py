@@ -103,7 +103,7 @@ class AnchoredQuadratic(AbstractApproximation):
     every: int = 20
     curvature: Curvature = "auto"
     rank: int = 20
-    rows_at_once: int = 4096
+    rows_at_once: int = 2**19
     num_pairs: int = 2
 
     def __check_init__(self) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """quell's own methods: the automatic choice, the ensemble, its members alone, the base gradient, and the paper's S7."""
 
+import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -17,27 +19,23 @@ from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Axis, Method, Setting
 from quell.compilation import quick_options
 from quell.draw import Sampler
+from quell.estimators import ClosedForm, Reparameterization
 from quell.fitting import Algorithm, AlgorithmState
+from quell.fitting.loop import LoopState, take_step
+from quell.fitting.plan import FitOptions, FitPlan, default_sampler
 from quell.gradient import Gradient
 from quell.paper import variates as paper_variates
+from quell.terms import Variational
 from quell.variates import ControlVariate, default_base, default_variates
 
-KINDS = ("auto", "ensemble", "S7", "single", "base", "more-samples")
-"""Names for `--methods`; `single` stands for each default variate alone."""
+KINDS = ("auto", "natural", "ensemble", "S7", "single", "base", "more-samples")
+"""Names for `--methods`; `natural` stands for natural-gradient steps on fixed choices, `ensemble` for the automatic
+choice with Adam, `single` for each default variate alone."""
 
 LARGEST_FULL_BATCH = 20_000
 """With more rows than this our own methods take minibatches only."""
 
-AUTO_STEPS = 2000
-
 _START_SCALE = 0.1  # of the families' own start
-
-
-def auto_algorithm(bench: BenchProblem) -> Algorithm:
-    """What `quell.fit` would run by default."""
-    sampler = Sampler(batch_size=bench.batch_size)
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, AUTO_STEPS))
-    return Algorithm(_gradient(bench, default_variates(bench.problem, sampler), sampler), optimizer)
 
 
 class Hyper(NamedTuple):
@@ -103,6 +101,66 @@ class AlgorithmRunner(AbstractRunner):
         return gaussian_of(state.algorithm.params)
 
 
+class FitState(NamedTuple):
+    """Where a fit stands."""
+
+    loop: LoopState
+    key: Key[Array, ""]
+
+
+class FitRunner(AbstractRunner):
+    """The steps that `quell.fit` takes.
+
+    Args:
+        bench: the problem.
+        options: of the fit.
+    """
+
+    axes: Mapping[str, Axis] = {}
+
+    def __init__(self, bench: BenchProblem, options: FitOptions, label: str = "") -> None:
+        """Nothing is chosen or compiled yet."""
+        self.bench, self.options, self.label = bench, options, label
+        self._plan: FitPlan | None = None
+
+    def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> FitState:
+        if self._plan is None:
+            params = params_of(isotropic(mean, _START_SCALE, full_rank=self.bench.full_rank))
+            options = dataclasses.replace(self.options, params=params)
+            plan = options.plan(self.bench.problem.model, self.bench.problem.family, key)
+            self.label = ", ".join(word for word in (self.label, gradient_text(plan.algorithm.gradient)) if word)
+            self._plan, self._advance = plan, _program_of(plan)
+        return FitState(self._plan.start, key)
+
+    def advance(self, state: FitState, until: int) -> FitState:
+        return FitState(self._advance(state.loop, state.key, jnp.asarray(until, jnp.int32)), state.key)
+
+    def gaussian(self, state: FitState) -> Gaussian:
+        return gaussian_of(state.loop.params)
+
+
+def _program_of(plan: FitPlan) -> Callable[[LoopState, Array, Array], LoopState]:
+    arrays, static = eqx.partition((plan.algorithm, plan.policy), eqx.is_array)
+
+    def advance(arrays: Any, state: LoopState, key: Key[Array, ""], until: Int[Array, ""]) -> LoopState:
+        algorithm, policy = eqx.combine(arrays, static)
+        step = functools.partial(take_step, algorithm, policy, key)
+        return jax.lax.while_loop(lambda now: now.step < until, lambda now: step(now)[0], state)
+
+    program = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
+    return functools.partial(program, arrays)
+
+
+def gradient_text(gradient: Gradient) -> str:
+    """A gradient in words."""
+    if gradient.base.data == ClosedForm(full_data=True):
+        return "exact gradient on all rows"
+    used = gradient.active or (True,) * len(gradient.names)
+    names = [name for name, is_used in zip(gradient.names, used, strict=True) if is_used]
+    rows = structure_text(gradient.sampler.batch_size, gradient.sampler.num_replicates)
+    return f"{rows}, {' + '.join(['base', *names])}"
+
+
 def _advance(algorithm: Algorithm, state: RunState, until: Int[Array, ""]) -> RunState:
     """Steps in one loop whose length is an argument."""
     if state.hyper is not None:
@@ -125,6 +183,7 @@ def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: b
     """
     makers: dict[str, Callable[[BenchProblem, bool], list[Method]]] = {
         "auto": _auto,
+        "natural": _natural,
         "ensemble": _ensemble,
         "S7": _s7,
         "single": _singles,
@@ -135,11 +194,30 @@ def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: b
 
 
 def _auto(bench: BenchProblem, quick: bool) -> list[Method]:
-    return [Method("quell auto", lambda: [AlgorithmRunner(bench, auto_algorithm(bench), "", {})])]
+    return [Method("quell auto", lambda: [FitRunner(bench, FitOptions())])]
+
+
+def _natural(bench: BenchProblem, quick: bool) -> list[Method]:
+    """Natural-gradient steps on the base gradient alone and on all default variates, for the same samples."""
+    sampler = default_sampler(bench.problem.model, natural=True)
+    choices = {"base": (), "default variates": default_variates(bench.problem, sampler)}
+    return [
+        Method(f"quell natural, {name}", lambda one=one: [FitRunner(bench, FitOptions(variates=one, sampler=sampler))])
+        for name, one in choices.items()
+    ]
 
 
 def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
-    return [_adam("quell ensemble", bench, lambda sampler: default_variates(bench.problem, sampler), quick)]
+    """The automatic choice, but with Adam."""
+
+    def make() -> list[AlgorithmRunner]:
+        params = params_of(isotropic(bench.start, _START_SCALE, full_rank=bench.full_rank))
+        options = FitOptions(optimizer=optax.adam(0.1), params=params)
+        plan = options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
+        axes, gradient = ADAM_QUICK if quick else ADAM, plan.algorithm.gradient
+        return [AlgorithmRunner(bench, plan.algorithm, gradient_text(gradient), axes)]
+
+    return [Method("quell ensemble", make)]
 
 
 def _s7(bench: BenchProblem, quick: bool) -> list[Method]:
@@ -196,9 +274,9 @@ def _runner(
 
 
 def reference_runner(bench: BenchProblem) -> AlgorithmRunner:
-    """For long fits: all rows, a few samples, all default variates."""
-    sampler = Sampler(num_replicates=4)
-    return _runner(bench, default_variates(bench.problem, sampler), sampler, ADAM)
+    """For long fits: all rows, a few samples, and the landing stuck, which costs little."""
+    landing = ControlVariate(Variational(), Reparameterization(), ClosedForm())
+    return _runner(bench, (landing,), Sampler(num_replicates=4), ADAM)
 
 
 def structure_text(batch_size: int | None, num_samples: int) -> str:

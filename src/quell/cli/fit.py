@@ -24,11 +24,17 @@ def fit(
         Path | None, typer.Option(help="Arrays for a MODEL that is a function: .npz, or .csv with a header.")
     ] = None,
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
-    steps: Annotated[int, typer.Option(help="How many to take.")] = 2000,
+    steps: Annotated[int, typer.Option(help="How many to take at most.")] = 2000,
     seed: Seed = 0,
-    learning_rate: Annotated[float | None, typer.Option(help="Adam's, at the start; it falls to zero.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Data in a minibatch; 100 by default.")] = None,
-    variates: Annotated[str, typer.Option(help="default, none, S4 to S7, or some of c1 to c7.")] = "default",
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Adam's, at the start, to fall to zero; natural gradients without it.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Data in a minibatch; by default all, or 100 where there are many.")
+    ] = None,
+    variates: Annotated[
+        str, typer.Option(help="auto (by measurement), default, none, S4 to S7, or some of c1 to c7.")
+    ] = "auto",
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Steps between two checkpoints; a minute by default.")
     ] = None,
@@ -62,9 +68,9 @@ def fit(
 
 def print_outcome(folder: FitFolder, result: FitResult) -> None:
     """Show the result and where it lies; a fit that has diverged is a failure."""
-    output_console().print(
-        escape(f"{result!r}\nWritten to {folder.path}: {folder.report.name} shows it."), soft_wrap=True
-    )
+    _, line, tried = str(result.choice or "").partition("\n")
+    text = f"{result!r}{line}{tried}\nWritten to {folder.path}: {folder.report.name} shows it."
+    output_console().print(escape(text), soft_wrap=True)
     if result.status is Status.DIVERGED:
         text = f"The fit diverged after {result.history.num_steps} steps. {result.status.value}"
         Console(stderr=True).print(escape(text), soft_wrap=True)

@@ -70,6 +70,7 @@ class FitFolder:
             "steps": result.history.num_steps,
             "skipped": result.history.num_skipped,
             "seconds": result.seconds,
+            "chosen": None if result.choice is None else result.choice.reason,
             "parameters": {
                 name: {"mean": _finite(row["mean"]), "sd": _finite(row["std"])}
                 for name, row in result.summary(draw_key, _DRAWS).as_dict().items()

@@ -4,7 +4,7 @@
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import optax
@@ -14,12 +14,13 @@ from quell.checks import check_count, check_name, check_positive
 from quell.cli.data_file import read_data
 from quell.cli.model_file import load_model, split_target
 from quell.families import AbstractFamily
-from quell.fitting.plan import FitOptions, FitPlan
+from quell.fitting.plan import FitOptions, FitPlan, default_sampler
 from quell.paper.ensembles import SUBSETS
 from quell.variates import VARIATES, ControlVariate
 
 FAMILIES = ("meanfield", "fullrank", "lowrank")
 _MOST_RANK = 5
+_BY_PROBLEM = ("auto", "default")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +33,9 @@ class FitSettings:
         family: one of `FAMILIES`.
         steps: how many.
         seed: of all draws.
-        learning_rate: that Adam starts from, to fall to zero on a cosine; `None` for the default.
+        learning_rate: that Adam starts from, to fall to zero on a cosine; `None` for natural-gradient steps.
         batch_size: data in a minibatch; `None` for the default.
-        variates: `default`, `none`, a subset of the paper, or names separated by commas.
+        variates: `auto`, `default`, `none`, a subset of the paper, or names separated by commas.
     """
 
     model: str
@@ -44,7 +45,7 @@ class FitSettings:
     seed: int = 0
     learning_rate: float | None = None
     batch_size: int | None = None
-    variates: str = "default"
+    variates: str = "auto"
 
     def __post_init__(self) -> None:
         """Refuse what can be seen to be wrong before anything is read."""
@@ -54,7 +55,8 @@ class FitSettings:
             check_positive("learning_rate", self.learning_rate)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
-        self.chosen_variates()
+        for name in self._variate_names():
+            check_name("ensemble", name, [*_BY_PROBLEM, *SUBSETS, *VARIATES])
 
     def resolved(self) -> "FitSettings":
         """The same with absolute paths, which mean the same from everywhere."""
@@ -63,28 +65,38 @@ class FitSettings:
         data = None if self.data is None else str(Path(self.data).resolve())
         return dataclasses.replace(self, model=model, data=data)
 
-    def chosen_variates(self) -> tuple[ControlVariate, ...] | None:
-        """The variates; `None` for the default ones."""
+    def chosen_variates(
+        self, problem: quell.Problem, sampler: quell.Sampler
+    ) -> tuple[ControlVariate, ...] | Literal["auto"]:
+        """The variates, or the word that they are to be chosen.
+
+        Args:
+            problem: model and family.
+            sampler: replicates and minibatches.
+        """
+        if self.variates == "auto":
+            return "auto"
         if self.variates == "default":
-            return None
-        names = [name.strip() for name in self.variates.split(",")]
-        for name in names:
-            check_name("ensemble", name, ["default", *SUBSETS, *VARIATES])
+            return quell.default_variates(problem, sampler)
+        names = self._variate_names()
         return quell.paper.variates(names[0] if len(names) == 1 else names)
 
     def plan(self, *, checkpoint: quell.Checkpoint) -> FitPlan:
         """Read model and data, and plan the fit."""
         model = load_model(self.model, None if self.data is None else read_data(Path(self.data)))
-        rate = self.learning_rate
-        options = FitOptions(
-            variates=self.chosen_variates(),
-            optimizer=None if rate is None else optax.adam(optax.cosine_decay_schedule(rate, self.steps)),
-            steps=self.steps,
-            sampler=None if self.batch_size is None else quell.Sampler(batch_size=self.batch_size),
-            checkpoint=checkpoint,
-        )
+        family, rate = self._family(model.dim), self.learning_rate
+        sampler = default_sampler(model, natural=rate is None)
+        if self.batch_size is not None:
+            sampler = dataclasses.replace(sampler, batch_size=self.batch_size)
         try:
-            return options.plan(model, self._family(model.dim), jax.random.key(self.seed))
+            options = FitOptions(
+                variates=self.chosen_variates(quell.Problem(model, family), sampler),
+                optimizer=None if rate is None else optax.adam(optax.cosine_decay_schedule(rate, self.steps)),
+                steps=self.steps,
+                sampler=None if self.batch_size is None else sampler,
+                checkpoint=checkpoint,
+            )
+            return options.plan(model, family, jax.random.key(self.seed))
         except ValueError:
             raise
         except Exception as error:  # whatever the user's functions raise
@@ -111,6 +123,9 @@ class FitSettings:
             if name != "model" and value != getattr(default, name):
                 words += [f"--{name.replace('_', '-')}", str(value)]
         return shlex.join([*words, "--out", str(out), "--resume"])
+
+    def _variate_names(self) -> list[str]:
+        return [name.strip() for name in self.variates.split(",")]
 
     def _family(self, dim: int) -> AbstractFamily:
         if self.family == "lowrank":

@@ -75,8 +75,10 @@ def _dropped_way_out(dropped: Sequence[tuple[str, int]]) -> str:
     return f" {way_out[0].upper()}{way_out[1:]}"
 
 
-def advise_trend(elbo: Float[np.ndarray, "step"]) -> list[Advice]:
-    """Whether the ELBO still rises: the last fifth of the steps against the fifth before."""
+def advise_trend(elbo: Float[np.ndarray, "step"], *, is_exact: bool = False) -> list[Advice]:
+    """Whether the ELBO still rises: the last fifth of the steps against the fifth before; one that is exact tells."""
+    if is_exact:
+        return []
     if elbo.size < ENOUGH_STEPS:
         return [Advice(Level.NOTE, f"{elbo.size} steps are too few to tell whether the ELBO still rises.")]
     rise = elbo_rise(elbo)
@@ -98,8 +100,16 @@ def elbo_rise(elbo: Float[np.ndarray, "step"]) -> Estimate:
     return Estimate(late.value - early.value, math.hypot(late.standard_error, early.standard_error))
 
 
-def advise_noise(ratio: Estimate, num_variates: int) -> list[Advice]:
-    """How much quieter the gradient is than the base gradient."""
+def advise_noise(ratio: Estimate, num_variates: int, *, reason: str | None = None) -> list[Advice]:
+    """How much quieter the gradient is than the base gradient.
+
+    Args:
+        ratio: of the variances.
+        num_variates: in use.
+        reason: of an automatic choice.
+    """
+    if not num_variates and reason is not None:
+        return [Advice(Level.GOOD, reason)]
     if not num_variates:
         text = "No variates were used. Leave `variates` out for those that suit the problem."
         return [Advice(Level.NOTE, text)]

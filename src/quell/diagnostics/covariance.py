@@ -90,7 +90,7 @@ def _chunk(
         return tuple(jnp.stack([row[name] for row in rows]) for name in rows[0])
 
     blocks = jax.lax.map(draw, jax.random.split(key, size))
-    return jnp.stack([_covariance(block) for block in blocks]) / model.num_data**2
+    return jnp.stack([_covariance(block) for block in blocks]) / float(model.num_data) ** 2
 
 
 def _zero_unless_finite(row: dict[str, Float[Array, "_"]]) -> dict[str, Float[Array, "_"]]:

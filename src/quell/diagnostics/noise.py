@@ -79,7 +79,8 @@ def gradient_variance(
     Example:
         >>> import jax, quell
         >>> model = quell.logistic_regression([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]], [0, 1, 1])
-        >>> result = quell.fit(model, quell.MeanField(2), steps=50, key=jax.random.key(0))
+        >>> variates = quell.paper.variates(["c1", "c2", "c7"])
+        >>> result = quell.fit(model, quell.MeanField(2), variates=variates, steps=50, key=jax.random.key(0))
         >>> noise = quell.diagnostics.gradient_variance(
         ...     jax.random.key(1), result.gradient, result.params, result.state, num=100
         ... )

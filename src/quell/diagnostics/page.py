@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Protocol, runtime_checkable
 
 from quell.diagnostics.advice import Advice, Level, percent
 from quell.diagnostics.contribution import Contribution, Contributions
@@ -33,6 +34,51 @@ class Picture:
     dark: str
 
 
+@runtime_checkable
+class Tried(Protocol):
+    """One way to make the gradient, as it was judged."""
+
+    @property
+    def what(self) -> str:
+        """In words."""
+        ...
+
+    @property
+    def noise(self) -> float:
+        """Expected squared distance of the gradient from its mean."""
+        ...
+
+    @property
+    def microseconds(self) -> float:
+        """Of a step."""
+        ...
+
+    @property
+    def effort(self) -> float:
+        """Predicted time to converge, in units of the base gradient's."""
+        ...
+
+
+@runtime_checkable
+class Chosen(Protocol):
+    """What was chosen automatically: the fields of a `Choice`."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the gradient has no noise."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """In words."""
+        ...
+
+    @property
+    def trials(self) -> Sequence[Tried]:
+        """What it was compared with, best first."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Contents:
     """What a page about a fit shows; text may hold anything, it is shown as it is.
@@ -50,6 +96,7 @@ class Contents:
         pictures: in order.
         summary: of the posterior.
         settings: by name.
+        choice: that was made automatically, if one was.
     """
 
     model: str
@@ -64,6 +111,12 @@ class Contents:
     pictures: Sequence[Picture]
     summary: Summary
     settings: Mapping[str, str]
+    choice: Chosen | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the gradient has no noise."""
+        return self.choice is not None and self.choice.exact
 
 
 def page(contents: Contents) -> str:
@@ -71,8 +124,9 @@ def page(contents: Contents) -> str:
     sections = [
         _section("Advice", "advice", _advice(contents.advice)),
         _section("Figures", "figures", f'<div class="figures">{"".join(map(_picture, contents.pictures))}</div>'),
+        *_choice(contents.choice),
         *_variates(contents),
-        _section("Variance by block", "variance", _variance_table(contents.variance), _VARIANCE_TEXT),
+        *_variance(contents),
         _section(
             "Posterior", "posterior", f'<div class="scroll">{summary_table(contents.summary)}</div>', _summary(contents)
         ),
@@ -114,7 +168,9 @@ def _headline(contents: Contents) -> str:
         ("k-hat", f"{_khat(khat)} {chip}", f"good up to {khat.threshold:.2f} with {khat.num:,} samples"),
         ("Gradient", quieter, "quieter than the base gradient"),
     ]
-    if not contents.contributions.variates:
+    if contents.is_exact:
+        cards[-1] = ("Gradient", "exact", "closed form, without noise")
+    elif not contents.contributions.variates:
         cards[-1] = ("Gradient", "base", "no variates were used")
     items = [f'<div class="card"><h2>{title}</h2><b>{value}</b><p>{note}</p></div>' for title, value, note in cards]
     return f'<div class="headline">{"".join(items)}</div>'
@@ -132,6 +188,28 @@ def _advice(advice: Sequence[Advice]) -> str:
         for one in advice
     ]
     return f'<ul class="verdicts">{"".join(items)}</ul>'
+
+
+def _choice(choice: Chosen | None) -> list[str]:
+    if choice is None:
+        return []
+    if not choice.trials:
+        return [_section("Choice", "choice", "", choice.reason)]
+    rows = "".join(_trial_row(trial) for trial in choice.trials)
+    head = "".join(f'<th scope="col">{column}</th>' for column in ("noise", "step", "time to converge"))
+    table = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return [_section("Choice", "choice", table, f"{choice.reason} {_CHOICE_TEXT}")]
+
+
+_CHOICE_TEXT = (
+    "Noise and time of a step were measured by trial runs; the predicted time to converge is in units of the base "
+    "gradient's. Times are those of the machine that ran them."
+)
+
+
+def _trial_row(trial: Tried) -> str:
+    cells = (_number(trial.noise, ".3g"), _duration(1e-6 * trial.microseconds), _times(trial.effort))
+    return f'<tr><th scope="row">{escape(trial.what)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def _variates(contents: Contents) -> list[str]:
@@ -178,6 +256,12 @@ _VARIANCE_TEXT = (
     "Of the gradient of one step where the fit ended, summed over the coordinates of each block, for the loss "
     "`-ELBO / num_data`; from fresh draws, with standard errors."
 )
+
+
+def _variance(contents: Contents) -> list[str]:
+    if contents.is_exact:
+        return []
+    return [_section("Variance by block", "variance", _variance_table(contents.variance), _VARIANCE_TEXT)]
 
 
 def _variance_table(variance: GradientVariance) -> str:

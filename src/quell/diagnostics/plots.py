@@ -65,7 +65,7 @@ def plot_norms(history: History, *, ground: str = "light") -> Any:
             x, mean = _binned(steps, values, np.mean)
             axes.plot(x, np.where(mean > 0, mean, np.nan), color=color, linestyle=style, linewidth=1.8, label=label)
         axes.set_yscale("log")
-        _finish(axes, "step", "for the ELBO a datum")
+        _finish(axes, "step", "in the metric of the rule")
         figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return figure
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a fit: measure, draw, advise, write."""
 
+import dataclasses
 import importlib.metadata
 import platform
 import re
@@ -22,7 +23,8 @@ from quell.diagnostics.elbo import elbo_of, exact_elbo_in_chunks
 from quell.diagnostics.khat import Khat, khat_of
 from quell.diagnostics.looks import check_matplotlib, data_uri, png_bytes
 from quell.diagnostics.noise import GradientVariance, variance_from
-from quell.diagnostics.page import Contents, Picture, page
+from quell.diagnostics.page import Chosen, Contents, Picture, page
+from quell.diagnostics.subset import keep_variates, used_variates
 from quell.diagnostics.summary import summarise
 from quell.gradient import Gradient, GradientState
 from quell.history import History
@@ -70,6 +72,11 @@ class FinishedFit(Protocol):
         """Wall-clock time."""
         ...
 
+    @property
+    def choice(self) -> Chosen | None:
+        """What was chosen automatically."""
+        ...
+
 
 def write_report(path: Path, fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Path:
     """Write one self-contained HTML page about a fit.
@@ -101,9 +108,11 @@ def write_report(path: Path, fit: FinishedFit, key: Key[Array, ""], *, seconds: 
 def gather(fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Contents:
     """Everything that the page shows."""
     began = time.perf_counter()
-    gradient, problem = fit.gradient, fit.gradient.problem
+    used = used_variates(fit.gradient)
+    gradient, state = keep_variates(fit.gradient, fit.state, used)
+    gradient, problem = dataclasses.replace(gradient, active=None), gradient.problem
     draw_key, time_key, sample_key = jax.random.split(key, 3)
-    at = (gradient, fit.params, fit.state)
+    at = (gradient, fit.params, state)
     num = max(LEAST_DRAWS, affordable_draws(draw_key, *at, seconds=_DRAW_SECONDS, most=_DRAWS))
     covariances = step_covariances(draw_key, *at, num=num)
     variance = variance_from(covariances, *at, num=num)
@@ -123,22 +132,37 @@ def gather(fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Contents
         variance=variance,
         contributions=found,
         advice=advice_on(fit, khat, variance, found),
-        pictures=_pictures(fit.history, gradient.weight_names, variance, found),
+        pictures=_pictures(
+            _history_of(fit, gradient.weight_names), gradient.weight_names, variance, found, is_exact=is_exact(fit)
+        ),
         summary=summarise(jax.vmap(problem.model.constrain)(sample.latents)),
         settings=_settings(gradient),
+        choice=fit.choice,
     )
+
+
+def is_exact(fit: FinishedFit) -> bool:
+    """Whether the gradient has no noise."""
+    return fit.choice is not None and fit.choice.exact
+
+
+def _history_of(fit: FinishedFit, weight_names: tuple[str, ...]) -> History:
+    """With the weights of some variates only."""
+    columns = [fit.gradient.weight_names.index(name) for name in weight_names]
+    return fit.history._replace(weights=fit.history.weights[:, columns])
 
 
 def advice_on(fit: FinishedFit, khat: Khat, variance: GradientVariance, found: Contributions) -> list[advice.Advice]:
     """All advice on a fit, the most urgent first."""
-    history, names = fit.history, fit.gradient.names
+    history, names, choice = fit.history, fit.gradient.names, fit.choice
     dropped = history.dropped.sum(axis=0).tolist()
+    num_used = len(used_variates(fit.gradient))
     return advice.most_urgent_first(
         [
             *advice.advise_end(fit.status),
-            *advice.advise_trend(history.taken.elbo),
+            *advice.advise_trend(history.taken.elbo, is_exact=is_exact(fit)),
             *advice.advise_khat(khat),
-            *advice.advise_noise(variance.total.ratio, len(names)),
+            *advice.advise_noise(variance.total.ratio, num_used, reason=choice.reason if choice else None),
             *advice.advise_variates(found),
             *advice.advise_weights(found.combined, found.best),
             *advice.advise_skipped(history.num_skipped, history.num_steps),
@@ -148,7 +172,7 @@ def advice_on(fit: FinishedFit, khat: Khat, variance: GradientVariance, found: C
 
 
 def _pictures(
-    history: History, names: tuple[str, ...], variance: GradientVariance, found: Contributions
+    history: History, names: tuple[str, ...], variance: GradientVariance, found: Contributions, *, is_exact: bool
 ) -> list[Picture]:
     ranked = [v.name for v in sorted(found.variates, key=lambda v: -np.nan_to_num(v.growth.value))]
     shown = [name for one in ranked for name in names if name == one or name.startswith(f"{one}[")]
@@ -165,7 +189,8 @@ def _pictures(
                 found, ground=ground
             ),
         }
-    figures["Variance of the gradient by block"] = lambda ground: plots.plot_variance(variance, ground=ground)
+    if not is_exact:
+        figures["Variance of the gradient by block"] = lambda ground: plots.plot_variance(variance, ground=ground)
     return [Picture(title, _drawn(draw("light")), _drawn(draw("dark"))) for title, draw in figures.items()]
 
 

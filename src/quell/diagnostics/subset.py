@@ -4,7 +4,6 @@
 import dataclasses
 from collections.abc import Sequence
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,10 +22,11 @@ def keep_variates(gradient: Gradient, state: GradientState, keep: Sequence[int])
         keep: places in its list of variates.
     """
     rows = [0, *(k + 1 for k in keep)]
-    smaller = eqx.tree_at(
-        lambda g: (g.variates, g.rule),
+    smaller = dataclasses.replace(
         gradient,
-        (tuple(gradient.variates[k] for k in keep), _rule(gradient.rule, list(keep))),
+        variates=tuple(gradient.variates[k] for k in keep),
+        rule=_rule(gradient.rule, list(keep)),
+        active=None if gradient.active is None else tuple(gradient.active[k] for k in keep),
     )
 
     def cut(leaf: Array) -> Array:
@@ -34,6 +34,11 @@ def keep_variates(gradient: Gradient, state: GradientState, keep: Sequence[int])
 
     moments = jax.tree.map(cut, state.moments)
     return smaller, GradientState(moments, tuple(state.variates[k] for k in keep))
+
+
+def used_variates(gradient: Gradient) -> list[int]:
+    """Places of the variates that are in use."""
+    return [k for k in range(len(gradient.variates)) if gradient.active is None or gradient.active[k]]
 
 
 def _rule(rule: Rule, keep: list[int]) -> Rule:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.lax.linalg import triangular_solve
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from quell.families.base import AbstractParticles
@@ -36,7 +36,7 @@ class FullRankParticles(AbstractParticles):
     @functools.cached_property
     def _precision_noise(self) -> Latents:
         r"""\(L^{-\top}\epsilon\)."""
-        return triangular_solve(self.at.tril, self.at.noise, lower=True)
+        return _solve_rows(self.at.tril, self.at.noise, transpose=True)
 
     def latents(self, transport: str) -> Latents:
         if transport == "symmetric":
@@ -60,7 +60,7 @@ class FullRankParticles(AbstractParticles):
         grads = -weight[:, None] * self.log_prob_grads(transport)
         if transport != "symmetric":
             return Parts(paths={transport: grads}, exacts=(exact,))
-        white = triangular_solve(self.at.tril, self.latents(transport) - self.at.loc, lower=True, transpose_a=True)
+        white = _solve_rows(self.at.tril, self.latents(transport) - self.at.loc, transpose=False)
         return Parts(exacts=(exact,), outers=(Outer(grads, grads[:, None], white[:, None]),))
 
     def transposed(self, grads: Latents) -> Parts:
@@ -141,6 +141,14 @@ class FullRankParticles(AbstractParticles):
 
     def _dense_outer(self, outer: Outer) -> LocationScale:
         return LocationScale(outer.location, self.at.mask * (jnp.einsum("nki,nkj->nij", outer.left, outer.right)))
+
+
+def _solve_rows(tril: Float[Array, "latent latent"], rows: Latents, *, transpose: bool) -> Latents:
+    r"""\(L^{-1} r\) or \(L^{-\top} r\) of each row, one at a time.
+
+    BLAS's triangular solve for several right sides at once may wait for its threads a hundred times as long.
+    """
+    return jax.vmap(lambda row: solve_triangular(tril, row, lower=True, trans=int(transpose)))(rows)
 
 
 def _add(one: LocationScale, two: LocationScale) -> LocationScale:

@@ -16,7 +16,7 @@ from quell.fitting.choice import Choice, describe, trials_of
 from quell.fitting.scout import Scout, Seen
 from quell.gradient import Gradient, GradientState
 from quell.problem import Problem
-from quell.variates import BaseGradient, candidate_variates, default_base
+from quell.variates import BaseGradient, candidate_variates, default_base, first_active
 
 SAMPLES = (1, 2, 4, 8)
 """How many times the default samples may be taken, where no sampler was given."""
@@ -25,7 +25,7 @@ QUIET_NATS = 1.0
 """With natural-gradient steps, noise below this many nats gains nothing."""
 
 WORTH = 0.8
-"""A later choice must be predicted to take less than this share of the time, or the fit goes on as it is."""
+"""Another gradient must be predicted to take less than this share of the time, or the fit goes on as it is."""
 
 EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 """No noise at all: the closed form of every term, on all data."""
@@ -40,7 +40,7 @@ class Tuned(NamedTuple):
     Args:
         choice: what was chosen, and why.
         gradient: that it makes.
-        state: of the gradient: moments and approximations as the trial runs left them; `None` where there were none.
+        state: of the gradient: moments and approximations as trial runs left them; `None` where there were none.
     """
 
     choice: Choice
@@ -52,9 +52,10 @@ class Tuner:
     """Chooses base gradient, variates and samples by measured time and measured noise.
 
     Where every term has a closed form on all data, the gradient has no noise, and nothing is left to choose. Otherwise
-    trial runs at the current parameters give the moments of all candidates, from which the noise of every subset
-    follows, and the time of a step. The subset with the least product of the two is taken. The moments go on into the
-    fit, so that its first step has good weights already; its draws are others, so that nothing is biased.
+    a fit begins with variates that are good by rule. Where it turns out to be long enough, trial runs at the current
+    parameters give the moments of all candidates, from which the noise of every subset follows, and the time of a step.
+    The subset with the least product of the two is taken. The moments go on into the fit; its draws are others, so that
+    nothing is biased.
 
     Args:
         problem: model and family.
@@ -86,40 +87,40 @@ class Tuner:
         self.scout = Scout(self.sampled, jax.random.fold_in(key, SCOUT_NUMBER))
         self._costs: Costs | None = None
 
-    def first(self, params: PyTree) -> Tuned:
-        """Choose before the first step."""
+    def first(self) -> Tuned:
+        """Choose before the first step, by rule: a trial would take longer than most fits."""
         if self.may_be_exact:
             reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
             return self.restore(Choice(exact=True, active=(), samples=1, reason=reason))
-        if not self.sampled.variates and len(self.samples) == 1:
-            return self.restore(Choice(False, (), 1, "No variate suits this problem: the base gradient is used."))
-        began = time.perf_counter()
-        seen = self.scout.look(params, self.sampled.init(params))
-        self._costs = self.scout.costs(params, seen.state)
-        found = self._options(seen)
-        choice = self._choice(found, found[0], time.perf_counter() - began)
-        return Tuned(choice, self._gradient(choice), seen.state)
+        active = first_active(self.sampled.variates)
+        names = " + ".join(["base", *(n for n, used in zip(self.sampled.names, active, strict=True) if used)])
+        return self.restore(Choice(False, active, 1, f"By rule, before anything is measured: {names}."))
 
     def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
-        """Choose again, where the fit stands; `None` where a change would gain little.
+        """Choose where the fit stands, by trial runs; `None` where a change would gain little.
 
         Args:
             params: where the fit stands.
             state: of its gradient.
             choice: that it goes by now.
         """
-        if choice.exact or self._costs is None:
+        if choice.exact:
             return None
         began = time.perf_counter()
         fresh = self.sampled.init(params).variates
         kept = tuple(old if used else new for old, new, used in zip(state.variates, fresh, choice.active, strict=True))
         seen = self.scout.look(params, GradientState(state.moments, kept))
+        self._costs = self._costs or self.scout.costs(params, seen.state)
         found = self._options(seen)
         now = next(o for o in found if _mask(o, len(choice.active)) == choice.active and o.samples == choice.samples)
-        if found[0].effort > WORTH * now.effort:
-            return None
-        new = self._choice(found, found[0], time.perf_counter() - began + choice.seconds)
+        best = found[0] if found[0].effort < WORTH * now.effort else now
+        new = self._choice(found, best, time.perf_counter() - began + choice.seconds)
         return Tuned(new, self._gradient(new), seen.state)
+
+    @property
+    def num_trials(self) -> int:
+        """Programs that trial runs have to compile: about as many times the fit's own."""
+        return len(self.sampled.variates) + 3
 
     def restore(self, choice: Choice) -> Tuned:
         """What an earlier choice makes."""

@@ -27,7 +27,8 @@ class Checkpoint(eqx.Module):
     optimiser (its learning rate) cannot be compared: give the same.
 
     To go on, call the same fit with `resume=True`. It may have more `steps` than before, if its optimiser does not
-    depend on them as the default one does. There is no pickle in the file.
+    depend on them as the default one of families that are not Gaussian does. What was chosen automatically is kept, and
+    not chosen again. There is no pickle in the file.
 
     Cost: each time the whole file is written: the state, and about 30 to 100 bytes for each step so far and 10 for each
     variate and step. That is 10 MB for 100 000 steps with seven variates; let some seconds lie between two.
@@ -91,6 +92,11 @@ class Keeper:
         self.choice: dict[str, Any] | None = None
         self.saved: Reached | None = None
         self.saved_at = time.monotonic()
+
+    def change(self, fingerprint: Callable[[], dict[str, Any]], choice: dict[str, Any]) -> None:
+        """Another gradient was chosen: what is written from now on belongs to it."""
+        self.fingerprint = {} if self.checkpoint is None else fingerprint()
+        self.choice = choice
 
     def begin(self, fresh: Reached) -> Reached:
         """What the checkpoint holds, or a fresh start that is written at once, so that a bad path is seen at once."""

@@ -31,8 +31,8 @@ EXACT_EVERY = 5
 FIRST_RETUNED = 100
 """The step after which variates are chosen again; and then after four times as many, and so on."""
 
-WORTHWHILE = 10.0
-"""The rest of a fit must take this many times as long as a compilation to be worth another choice."""
+WORTHWHILE = 20.0
+"""The rest of a fit must take this many times as long as the trial runs to be worth them."""
 
 _CHUNK_SECONDS = 0.25
 _FIRST_CHUNK = 16
@@ -73,7 +73,7 @@ class Run:
         self.plan, self.reached = plan, reached
         self.ended: dict[int, Status] = {}
         self.spent, self.began = reached.seconds, time.perf_counter()
-        self.longest_chunk = 0.0
+        self.longest_chunk, self.step_seconds = 0.0, 0.0
         self.judge()
 
     def check_steps(self) -> None:
@@ -113,6 +113,7 @@ class Run:
             self._run_chunk(ends)
             seconds = time.perf_counter() - start
             self.longest_chunk = max(self.longest_chunk, seconds)
+            self.step_seconds = seconds / max(end - step, 1)
             length = min(max(int((end - step) * _CHUNK_SECONDS / max(seconds, 1e-6)), 2 * _FIRST_CHUNK), loop.BUFFER)
             self.judge()
             keeper.after_chunk(self.reached, step=end)
@@ -148,18 +149,22 @@ class Run:
         step = int(self.step.max())
         if plan.is_many or plan.tuner is None or plan.choice is None or step not in _retuned(steps):
             return
-        seconds_left = (steps - step) * self.seconds / max(step, 1)
-        if seconds_left < WORTHWHILE * self.longest_chunk or not self.going.any():
+        seconds_left = (steps - step) * self.step_seconds
+        trial = (plan.tuner.num_trials + 1) * self.longest_chunk
+        if seconds_left < WORTHWHILE * trial or not self.going.any():
             return
         state = self.reached.state
         tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
         if tuned is None or tuned.state is None:
             return
+        if tuned.choice.active == plan.choice.active and tuned.choice.samples == plan.choice.samples:
+            self.plan = dataclasses.replace(plan, choice=tuned.choice)
+            return
         algorithm = Algorithm(tuned.gradient, plan.algorithm.optimizer)
         self.plan = dataclasses.replace(plan, algorithm=algorithm, choice=tuned.choice)
         state = eqx.tree_at(lambda s: s.algorithm.gradient, state, tuned.state)
         self.reached = self.reached._replace(state=state)
-        keeper.choice = tuned.choice.spec()
+        keeper.change(self.plan.fingerprint, tuned.choice.spec())
 
     def results(self) -> list[FitResult]:
         """A result for each fit, as far as it has come."""

@@ -49,15 +49,17 @@ class StepPolicy(eqx.Module):
     Args:
         max_skipped: most steps in a row that may be skipped because they are not finite.
         average_after: the iterates of steps after this many are averaged.
+        still: in as many first steps the parameters stay where they are, and only weights are learned.
     """
 
     max_skipped: Int[Array, ""]
     average_after: Int[Array, ""]
+    still: Int[Array, ""]
 
     @classmethod
-    def of(cls, *, max_skipped: int = 0, average_after: int = 0) -> "StepPolicy":
+    def of(cls, *, max_skipped: int = 0, average_after: int = 0, still: int = 0) -> "StepPolicy":
         """From plain numbers."""
-        return cls(jnp.asarray(max_skipped, jnp.int32), jnp.asarray(average_after, jnp.int32))
+        return cls(*(jnp.asarray(number, jnp.int32) for number in (max_skipped, average_after, still)))
 
 
 class StepInfo(eqx.Module):
@@ -95,6 +97,11 @@ def take_step(
         moved.optimizer, state.algorithm.optimizer
     )
     reached = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.algorithm)
+    moves = state.step >= policy.still
+    here = (state.algorithm.params, state.algorithm.optimizer)
+    there = (reached.params, reached.optimizer)
+    params, optimizer = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
+    reached = AlgorithmState(params, optimizer, reached.gradient)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     average = state.average
     if average is not None:

@@ -38,6 +38,9 @@ LARGEST_FULL = 2000
 
 NATURAL_REPLICATES = 10
 
+LEARNING_STEPS = 10
+"""First steps of an automatic fit that learn weights only: a natural-gradient step is too long to be noisy."""
+
 
 class FitOptions(eqx.Module):
     """What `fit` and `fit_many` are asked for; see there."""
@@ -88,19 +91,18 @@ class FitOptions(eqx.Module):
                 problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=first_key
             )
             kept = self.checkpoint.read_choice() if self.checkpoint is not None else None
-            tuned = tuner.first(params) if kept is None else tuner.restore(Choice.from_spec(kept))
+            tuned = tuner.first() if kept is None else tuner.restore(Choice.from_spec(kept))
             gradient = tuned.gradient
         else:
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
         algorithm = Algorithm(gradient, optimizer)
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        if tuned is not None and tuned.state is not None:
-            start = eqx.tree_at(lambda s: s.algorithm.gradient, start, tuned.state)
+        still = min(LEARNING_STEPS, self.steps // 10) if tuned is not None and natural and gradient.variates else 0
         after = math.ceil(self.steps * (self.average_from or 0.0))
         return FitPlan(
             algorithm=algorithm,
-            policy=StepPolicy.of(max_skipped=self.max_skipped, average_after=after),
+            policy=StepPolicy.of(max_skipped=self.max_skipped, average_after=after, still=still),
             key=key,
             start=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start),
             options=self,
@@ -158,7 +160,7 @@ class FitPlan(eqx.Module):
         default = f"the default for {self.options.steps} steps" if depends else "default" if by_default else "given"
         averaged = None if self.start.average is None else int(self.policy.average_after)
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
-        return own | {"optimizer": default, "averaged after step": averaged}
+        return {"optimizer": default, "averaged after step": averaged} | own
 
 
 def default_optimizer(problem: Problem, steps: int) -> optax.GradientTransformation:

@@ -168,7 +168,8 @@ class FitResult(eqx.Module):
         tail = slice(-max(1, taken.num_steps // 10), None)
         base, combined = (float(np.mean(values[tail])) for values in (taken.base_sq_norm, taken.combined_sq_norm))
         weights = taken.weights[tail].mean(axis=0)
-        listed = ", ".join(f"{n} {w:+.2f}" for n, w in zip(self.gradient.weight_names, weights, strict=True))
+        pairs = zip(self.gradient.weight_names, weights, strict=True)
+        listed = ", ".join(f"{n} {w:+.2f}" for n, w in pairs if w != 0 or self.gradient.active is None)
         lines = [
             f"  gradient squared norm {combined:.3g}, {base / max(combined, 1e-300):.1f} times below the base gradient",
             f"  weights  {listed}",

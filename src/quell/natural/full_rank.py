@@ -5,12 +5,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from quell.families import FullRank
 from quell.families.location_scale import LocationScale, diagonal_from
 from quell.natural.geometry import AbstractGeometry, least_precision
+
+_LARGE = 1e6
+"""Above the inverse of every precision that a step may take."""
 
 
 class WhitenedDirection(NamedTuple):
@@ -63,12 +65,16 @@ class FullRankGeometry(AbstractGeometry):
 def _inverse_root(step: Float[Array, "latent latent"], least: Float[Array, ""]) -> Float[Array, "latent latent"]:
     r"""A lower-triangular \(K\) with \(K K^\top = P^{-1}\), where \(P\) is \(I\) plus a symmetric step, or nearly."""
     identity = jnp.eye(step.shape[0], dtype=step.dtype)
-    # With rows and columns reversed the lower root is an upper one, whose inverse, transposed, is lower again.
-    first = jnp.linalg.cholesky((identity + step)[::-1, ::-1])
-    usable = jnp.all(jnp.diagonal(first) ** 2 > least)  # false for NaN
 
-    def safe() -> Float[Array, "latent latent"]:
-        return jnp.linalg.cholesky((identity + step + 0.5 * step @ step)[::-1, ::-1])
+    def rooted(precision: Float[Array, "latent latent"]) -> tuple[Array, Array]:
+        # With rows and columns reversed the lower root is an upper one, whose inverse, transposed, is lower again.
+        # That inverse is read from the root of a larger matrix: BLAS's triangular solve for a whole matrix may wait for
+        # threads a hundred times as long.
+        larger = jnp.block([[precision[::-1, ::-1], identity], [identity, _LARGE * identity]])
+        root = jax.lax.linalg.cholesky(larger, symmetrize_input=False)
+        pivots, inverse = jnp.diagonal(root)[: step.shape[0]], root[step.shape[0] :, : step.shape[0]]
+        return pivots, inverse[::-1, ::-1]
 
-    root = jax.lax.cond(usable, lambda: first, safe)[::-1, ::-1]
-    return solve_triangular(root, identity, lower=False).T
+    pivots, first = rooted(identity + step)
+    usable = jnp.all(pivots**2 > least)  # false for NaN
+    return jax.lax.cond(usable, lambda: first, lambda: rooted(identity + step + 0.5 * step @ step)[1])

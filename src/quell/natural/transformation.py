@@ -88,7 +88,7 @@ def natural_gradient(
         >>> for key in jax.random.split(jax.random.key(0), 8):
         ...     state, info = algorithm.step(key, state)
         >>> round(float(quell.exact_elbo(problem, state.params)), 3)
-        -2.123
+        -2.139
 
     References: Amari (1998), "Natural gradient works efficiently in learning"; Khan & Rue (2023), "The Bayesian
     learning rule"; Almeida et al. (1998), "Parameter adaptation in stochastic optimization", for the self-tuned rate.

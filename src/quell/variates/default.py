@@ -2,6 +2,7 @@
 """The variates that a fit uses when none are named."""
 
 import math
+from collections.abc import Sequence
 
 import jax
 
@@ -82,6 +83,14 @@ def candidate_variates(problem: Problem, sampler: Sampler) -> tuple[ControlVaria
         found = [*default_variates(problem, sampler)]
         found.append(ControlVariate(Data(), main, TransposedReparameterization()))
     return tuple(variate for variate in found if variate.refuses(problem) is None)
+
+
+def first_active(candidates: Sequence[ControlVariate]) -> tuple[bool, ...]:
+    """Which candidates a fit begins with: those that approximate a term, or that are exact for it.
+
+    A difference of two samples (a skew) waits until a trial run has shown that it pays.
+    """
+    return tuple(isinstance(variate.right, ClosedForm) for variate in candidates)
 
 
 def _of_scores(problem: Problem, sampler: Sampler | None, main: AbstractEstimator) -> list[ControlVariate]:
