@@ -216,7 +216,11 @@ def _choosing(key, checkpoint=None, **options):
 
 
 def test_a_choice_is_kept_and_not_made_again(key, path, monkeypatch):
+    """It was made by a trial after ten steps; the next one would come after forty, where the fit ends at first."""
+    monkeypatch.setattr(driver, "FIRST_RETUNED", 10)
+    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
     whole = _choosing(key, quell.Checkpoint(path))
+    assert whole.choice.trials
     monkeypatch.setattr(Scout, "look", pytest.fail)
     longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
     assert longer.choice.spec() == whole.choice.spec()

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro
-from jax.flatten_util import ravel_pytree
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
@@ -31,14 +30,24 @@ class SVIRunner(AbstractRunner):
         self.bench, self.batch_size, self.axes = bench, batch_size, axes
         self.label = structure_text(batch_size, num_particles)
         self.loss = Trace_ELBO(num_particles=num_particles)
-        names = bench.problem.model.unravel(jnp.arange(bench.dim, dtype=float))
-        sites = names if isinstance(names, dict) else {"z": names}
-        self.order = ravel_pytree(sites)[0].astype(int)  # NumPyro's coordinates, counted in quell's
         guide = AutoMultivariateNormal if bench.full_rank else AutoDiagonalNormal
         self.guide = guide(bench.numpyro_model, init_loc_fn=init_to_value(values={}))
         self.svi = SVI(bench.numpyro_model, self.guide, numpyro.optim.Adam(0.1), self.loss)
+        self.svi.init(jax.random.key(0), *bench.rows, num_data=bench.num_data)  # sets up the guide
+        self.order = self._order()
         self.fresh: dict[float, Any] = {}
         self._advance = jax.jit(self._loop)
+
+    def _order(self):
+        """NumPyro's coordinates, counted in quell's: each has the sites in an order of its own."""
+        numbers = jnp.arange(self.bench.dim, dtype=float)
+        ours = self.bench.problem.model.unravel(numbers)
+        ours = ours if isinstance(ours, dict) else {"z": ours}
+        theirs = self.guide._unpack_latent(numbers)
+        where = jnp.concatenate([jnp.ravel(theirs[name]) for name in ours]).astype(int)
+        return jnp.zeros(self.bench.dim, int).at[where].set(
+            jnp.concatenate([jnp.ravel(ours[name]) for name in ours]).astype(int)
+        )
 
     def _with_optimizer(self, rate: Any, length: Any) -> SVI:
         optimizer = numpyro.optim.Adam(lambda count: rate * falling(count, length))

@@ -13,7 +13,6 @@ from quell.approximations.hessian_product import hessian_products
 from quell.models import LinearPredictor
 from quell.problem import Problem
 from quell.quadratic import DenseCurvature, Quadratic
-from quell.terms.closed_form import predictor_variance
 
 
 class AbstractAnchor(eqx.Module):
@@ -91,7 +90,7 @@ class PredictorAnchor(AbstractAnchor):
 
     def _expand(self, problem: Problem, rows: PyTree, where: Bool[Array, "datum"] | None) -> Quadratic:
         assert isinstance(problem.model, LinearPredictor), "chosen for one"
-        variance = predictor_variance(problem, self.params, rows.features)
+        variance = problem.family.predictor_variance(self.params, rows.features)
         return problem.model.expand_expected(self.point, variance, rows, where=where, coarse=True)
 
 

@@ -83,6 +83,10 @@ class AbstractFamily(eqx.Module):
     def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         r"""Rows times the second central moment \(\mathrm{Cov} Z\)."""
 
+    def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
+        r"""Variance \(x^\top \mathrm{Cov}(Z)\, x\) of the predictor of each row."""
+        return jnp.sum(self.covariance_product(params, rows) * rows, axis=-1)
+
     @abstractmethod
     def particles(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "AbstractParticles":
         """The latents of one draw, with the algebra of gradients taken there."""

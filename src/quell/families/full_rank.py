@@ -91,6 +91,10 @@ class FullRank(AbstractFamily):
         tril = self.scale_tril(params)
         return (rows @ tril) @ tril.T
 
+    def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
+        # One product, which the gradient of the scale shares.
+        return jnp.sum((rows @ self.scale_tril(params)) ** 2, axis=-1)
+
     def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> FullRankParticles:
         slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).slope
         return FullRankParticles(FullRankDraw(params.loc, self.scale_tril(params), slope, noise))

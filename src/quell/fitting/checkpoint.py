@@ -27,8 +27,9 @@ class Checkpoint(eqx.Module):
     optimiser (its learning rate) cannot be compared: give the same.
 
     To go on, call the same fit with `resume=True`. It may have more `steps` than before, if its optimiser does not
-    depend on them as the default one of families that are not Gaussian does. What was chosen automatically is kept, and
-    not chosen again. There is no pickle in the file.
+    depend on them as the default one of families that are not Gaussian does. What was chosen automatically is kept;
+    a long fit that chooses its variates by the clock is resumed with them, but not bit for bit. There is no pickle in
+    the file.
 
     Cost: each time the whole file is written: the state, and about 30 to 100 bytes for each step so far and 10 for each
     variate and step. That is 10 MB for 100 000 steps with seven variates; let some seconds lie between two.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit returns."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -149,11 +150,12 @@ class FitResult(eqx.Module):
         """Result, time, ELBO, noise removed and weights, a line each."""
         problem, history = self.problem, self.history
         elbo, error = history.tail_elbo()
+        spread = f" ± {error:.2f}" if math.isfinite(error) else ""
         lines = [
             f"FitResult({problem.family!r} for {problem.model!r})",
             f"  status   {self.status.name.lower()}: {self.status.value}",
             f"  steps    {history.num_steps:,} in {self.seconds:.2f} s",
-            f"  elbo     {elbo:.2f} ± {error:.2f} (mean of the last tenth of the estimates)",
+            f"  elbo     {elbo:.2f}{spread} (mean of the last tenth of the estimates)",
         ]
         if self.choice is not None:
             lines.append(f"  chosen   {self.choice.reason}")

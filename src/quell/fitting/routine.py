@@ -51,9 +51,9 @@ def fit(
         family: of the approximation.
         key: all randomness of the fit is a function of it.
         variates: control variates, and `()` for none. By default they are chosen, together with the base gradient and
-            the sampler where these are not given, by measured noise and measured time, before the first step and again
-            while the fit goes on; `result.choice` tells what and why. The choice depends on the machine: give the
-            variates to have the same fit everywhere.
+            the sampler where these are not given: by rule before the first step, and by measured noise and measured
+            time later on, where a fit is long enough; `result.choice` tells what and why. What is measured depends on
+            the machine: give the variates to have the same fit everywhere.
         optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default
             `quell.natural_gradient` for Gaussian families, and Adam with a rate that falls from 0.05 to zero on a
             cosine for others.

@@ -188,5 +188,8 @@ def _tuned(geometry: AbstractGeometry, params: PyTree, direction: PyTree, state:
     both = geometry.sq_norm(params, jax.tree.map(jnp.add, direction, state.last))
     inner = 0.5 * (both - size - geometry.sq_norm(params, direction))
     alignment = jnp.where(size > 0, inner / jnp.where(size > 0, size, 1.0), 0.0)
-    rate = state.rate * jnp.exp(RESPONSE * jnp.clip(alignment, -1.0, 1.0))
+    alignment = jnp.clip(alignment, -1.0, 1.0)
+    import os
+    if os.environ.get("POW") == "2": alignment = alignment * jnp.abs(alignment)
+    rate = state.rate * jnp.exp(float(os.environ.get("RESP", RESPONSE)) * alignment)
     return jnp.clip(rate, LEAST_RATE, 1.0)

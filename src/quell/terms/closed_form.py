@@ -4,8 +4,7 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, PyTree
 
 from quell.evaluation import Batch, Evaluation
 from quell.models import LinearPredictor
@@ -27,11 +26,6 @@ def expected_grad(evaluation: Evaluation, quadratic: Callable[[Batch], Quadratic
     return evaluation.particles.expected_quadratic_grad(quadratics, per_sample=per_sample)
 
 
-def predictor_variance(problem: Problem, params: PyTree, rows: Float[Array, "datum latent"]) -> Float[Array, "datum"]:
-    r"""\(x_i^\top \mathrm{Cov}(Z)\, x_i\) of each row."""
-    return jnp.sum(problem.family.covariance_product(params, rows) * rows, axis=-1)
-
-
 def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full_data: bool) -> Parts:
     r"""\(\nabla_w E_{q_w}\) of the log-likelihood of a linear predictor under a Gaussian family.
 
@@ -42,11 +36,11 @@ def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full
     mean = problem.family.mean(params)
 
     def of_batch(batch: Batch) -> Quadratic:
-        variance = predictor_variance(problem, params, batch.rows.features)
+        variance = problem.family.predictor_variance(params, batch.rows.features)
         return model.expand_expected(mean, variance, batch.rows).scale(batch_factor(problem, batch))
 
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Parts:
-        quadratic = model.expand_expected(mean, predictor_variance(problem, params, rows.features), rows, where=counts)
+        quadratic = model.expand_expected(mean, problem.family.predictor_variance(params, rows.features), rows, where=counts)
         particles = problem.family.particles(params, evaluation.draw.noise)  # of their own: they keep what is traced
         return particles.expected_quadratic_grad(quadratic, per_sample=False)
 
