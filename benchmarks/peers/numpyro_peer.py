@@ -45,8 +45,10 @@ class SVIRunner(AbstractRunner):
         ours = ours if isinstance(ours, dict) else {"z": ours}
         theirs = self.guide._unpack_latent(numbers)
         where = jnp.concatenate([jnp.ravel(theirs[name]) for name in ours]).astype(int)
-        return jnp.zeros(self.bench.dim, int).at[where].set(
-            jnp.concatenate([jnp.ravel(ours[name]) for name in ours]).astype(int)
+        return (
+            jnp.zeros(self.bench.dim, int)
+            .at[where]
+            .set(jnp.concatenate([jnp.ravel(ours[name]) for name in ours]).astype(int))
         )
 
     def _with_optimizer(self, rate: Any, length: Any) -> SVI:

@@ -21,7 +21,7 @@ from quell.compilation import quick_options
 from quell.draw import Sampler
 from quell.estimators import ClosedForm, Reparameterization
 from quell.fitting import Algorithm, AlgorithmState
-from quell.fitting.loop import LoopState, take_step
+from quell.fitting.loop import LoopState, is_going, take_step
 from quell.fitting.plan import FitOptions, FitPlan, default_sampler
 from quell.gradient import Gradient
 from quell.paper import variates as paper_variates
@@ -145,7 +145,7 @@ def _program_of(plan: FitPlan) -> Callable[[LoopState, Array, Array], LoopState]
     def advance(arrays: Any, state: LoopState, key: Key[Array, ""], until: Int[Array, ""]) -> LoopState:
         algorithm, policy = eqx.combine(arrays, static)
         step = functools.partial(take_step, algorithm, policy, key)
-        return jax.lax.while_loop(lambda now: now.step < until, lambda now: step(now)[0], state)
+        return jax.lax.while_loop(lambda now: is_going(policy, now, until), lambda now: step(now)[0], state)
 
     program = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
     return functools.partial(program, arrays)

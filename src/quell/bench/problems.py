@@ -134,7 +134,7 @@ def _network(name: str, data_dir: DataDir) -> BenchProblem:
     rng = np.random.default_rng(3)
     inputs = rng.uniform(-2, 2, size=(300, 2))
     targets = np.sin(1.5 * inputs[:, 0]) + 0.5 * inputs[:, 1] + 0.3 * rng.normal(size=300)
-    bench = _from_numpyro(name, models.network, (jnp.asarray(inputs), jnp.asarray(targets)), full_rank=False)
+    bench = _from_numpyro(name, models.network, (jnp.asarray(inputs), jnp.asarray(targets)), full_rank=True)
     return dataclasses.replace(bench, start=_mode(bench))
 
 

@@ -49,12 +49,14 @@ class Choice(eqx.Module):
 
     def spec(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON has it: enough to make the same gradient again."""
-        return {"exact": self.exact, "active": list(self.active), "samples": self.samples}
+        chosen = {"exact": self.exact, "active": list(self.active), "samples": self.samples}
+        return chosen | {"reason": self.reason, "trials": [list(trial) for trial in self.trials]}
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> "Choice":
         """As a checkpoint kept it."""
-        return cls(spec["exact"], tuple(spec["active"]), spec["samples"], "It was chosen before the fit was resumed.")
+        trials = tuple(Trial(*trial) for trial in spec["trials"])
+        return cls(spec["exact"], tuple(spec["active"]), spec["samples"], spec["reason"], trials)
 
     def __str__(self) -> str:
         """The reason, and a table of what was tried."""

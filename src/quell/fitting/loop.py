@@ -126,7 +126,7 @@ def run_chunk(
     The number is an argument and the history a buffer of fixed length, so that chunks of any length share
     one compiled program, and a fit does not depend on their lengths.
     """
-    return _repeat(lambda now: take_step(algorithm, policy, key, now), lambda now: _is_going(policy, now, until), state)
+    return _repeat(lambda now: take_step(algorithm, policy, key, now), lambda now: is_going(policy, now, until), state)
 
 
 @quick_jit
@@ -143,13 +143,14 @@ def run_chunks(
         return jax.tree.map(lambda new, old: jnp.where(going, new, old), after, now), info
 
     return _repeat(
-        lambda now: jax.vmap(step_or_stay)(keys, now, _is_going(policy, now, until)),
-        lambda now: _is_going(policy, now, until),
+        lambda now: jax.vmap(step_or_stay)(keys, now, is_going(policy, now, until)),
+        lambda now: is_going(policy, now, until),
         states,
     )
 
 
-def _is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:
+def is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:
+    """Whether there are steps to take, and not too many in a row were skipped."""
     return (state.step < until) & (state.skipped_in_a_row <= policy.max_skipped)
 
 

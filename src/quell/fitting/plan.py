@@ -38,6 +38,9 @@ LARGEST_FULL = 2000
 
 NATURAL_REPLICATES = 10
 
+EXACT_KL = 100.0
+"""Nats that a step of an exact fit may go: far enough for a start from far away, near enough to come back from."""
+
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only: a natural-gradient step is too long to be noisy."""
 
@@ -79,8 +82,8 @@ class FitOptions(eqx.Module):
     def plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
         """What is to be done, with every default filled in; several keys make several fits."""
         problem = Problem(model, family)
-        optimizer = default_optimizer(problem, self.steps) if self.optimizer is None else self.optimizer
-        natural = is_natural(checked_optimizer(optimizer))
+        given = None if self.optimizer is None else checked_optimizer(self.optimizer)
+        natural = has_natural_gradient(family) if given is None else is_natural(given)
         sampler = default_sampler(model, natural=natural)
         rule = self.rule or Rule(metric="natural" if natural and family.has_natural_metric else "euclidean")
         params = family.init() if self.params is None else _checked_params(self.params, family)
@@ -96,7 +99,8 @@ class FitOptions(eqx.Module):
         else:
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
-        algorithm = Algorithm(gradient, optimizer)
+        exact = tuned is not None and tuned.choice.exact
+        algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, exact=exact))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
         still = min(LEARNING_STEPS, self.steps // 10) if tuned is not None and natural and gradient.variates else 0
         after = math.ceil(self.steps * (self.average_from or 0.0))
@@ -160,12 +164,21 @@ class FitPlan(eqx.Module):
         default = f"the default for {self.options.steps} steps" if depends else "default" if by_default else "given"
         averaged = None if self.start.average is None else int(self.policy.average_after)
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
-        return {"optimizer": default, "averaged after step": averaged} | own
+        counts = {"averaged after step": averaged, "first steps that only learn": int(self.policy.still)}
+        return {"optimizer": default} | counts | own
 
 
-def default_optimizer(problem: Problem, steps: int) -> optax.GradientTransformation:
-    """Natural-gradient steps for a Gaussian family, Adam for others."""
-    return natural_gradient(problem) if has_natural_gradient(problem.family) else _adam(steps)
+def default_optimizer(problem: Problem, steps: int, *, exact: bool) -> optax.GradientTransformation:
+    """Natural-gradient steps for a Gaussian family, Adam for others.
+
+    Args:
+        problem: model and family.
+        steps: of the fit; the rate of Adam falls to zero over them.
+        exact: whether the gradient has no noise, so that steps may be long.
+    """
+    if not has_natural_gradient(problem.family):
+        return _adam(steps)
+    return natural_gradient(problem, max_kl=EXACT_KL) if exact else natural_gradient(problem)
 
 
 @functools.cache

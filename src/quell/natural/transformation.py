@@ -17,8 +17,8 @@ from quell.natural.low_rank import LowRankGeometry
 from quell.natural.mean_field import MeanFieldGeometry
 from quell.problem import Problem
 
-MAX_KL = 100.0
-"""Nats that a step may go by default: far enough for a start from far away, near enough to come back from."""
+MAX_KL = 5.0
+"""Nats that a step may go by default: what a noisy gradient, or a density that is far from Gaussian, can bear."""
 
 
 RESPONSE = 0.3
@@ -188,8 +188,5 @@ def _tuned(geometry: AbstractGeometry, params: PyTree, direction: PyTree, state:
     both = geometry.sq_norm(params, jax.tree.map(jnp.add, direction, state.last))
     inner = 0.5 * (both - size - geometry.sq_norm(params, direction))
     alignment = jnp.where(size > 0, inner / jnp.where(size > 0, size, 1.0), 0.0)
-    alignment = jnp.clip(alignment, -1.0, 1.0)
-    import os
-    if os.environ.get("POW") == "2": alignment = alignment * jnp.abs(alignment)
-    rate = state.rate * jnp.exp(float(os.environ.get("RESP", RESPONSE)) * alignment)
+    rate = state.rate * jnp.exp(RESPONSE * jnp.clip(alignment, -1.0, 1.0))
     return jnp.clip(rate, LEAST_RATE, 1.0)

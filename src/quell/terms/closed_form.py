@@ -40,7 +40,8 @@ def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full
         return model.expand_expected(mean, variance, batch.rows).scale(batch_factor(problem, batch))
 
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Parts:
-        quadratic = model.expand_expected(mean, problem.family.predictor_variance(params, rows.features), rows, where=counts)
+        variance = problem.family.predictor_variance(params, rows.features)
+        quadratic = model.expand_expected(mean, variance, rows, where=counts)
         particles = problem.family.particles(params, evaluation.draw.noise)  # of their own: they keep what is traced
         return particles.expected_quadratic_grad(quadratic, per_sample=False)
 

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The automatic choice: selection against brute force, trial runs against exact values, and what a fit makes of it."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import quell
+from quell.combine.select import Costs, options, subset_sq_norm
+from quell.fitting.automatic import EXACT as EXACT_BASE
+from quell.fitting.automatic import Tuner
+from quell.fitting.loop import take_step
+from quell.fitting.plan import FitOptions
+from quell.fitting.scout import Scout
+from quell.natural import geometry_of
+from quell.variates import candidate_variates
+from tolerances import EXACT
+
+
+def linear(num=30, dim=3):
+    rng = np.random.default_rng(0)
+    return quell.logistic_regression(rng.normal(size=(num, dim)), rng.integers(0, 2, size=num))
+
+
+def general():
+    """A model without any closed form of its data term."""
+    rng = np.random.default_rng(1)
+    data = {"x": jnp.asarray(rng.normal(size=(40, 2))), "y": jnp.asarray(rng.normal(size=40))}
+
+    def log_likelihood(z, batch):
+        residual = batch["y"] - jnp.tanh(batch["x"] @ z)
+        return -jnp.log1p(residual**2)
+
+    return quell.Model(log_likelihood, quell.NormalPrior(), data, jnp.zeros(2))
+
+
+# Selection
+
+
+def moments(num, seed=0):
+    vectors = np.random.default_rng(seed).normal(size=(num + 1, 50))
+    vectors[0] += vectors[1:].sum(axis=0)
+    return vectors @ vectors.T / 50
+
+
+def test_the_noise_of_a_subset_is_that_of_least_squares():
+    joint = moments(4)
+    for size in range(5):
+        for members in itertools.combinations(range(4), size):
+            rows = 1 + np.array(members, int)
+            gram, cross = joint[np.ix_(rows, rows)], joint[rows, 0]
+            left = joint[0, 0] - cross @ np.linalg.solve(gram, cross) if size else joint[0, 0]
+            np.testing.assert_allclose(subset_sq_norm(joint, members), left, rtol=1e-5)
+
+
+def test_the_best_option_is_the_best_of_all():
+    joint, costs = moments(3), Costs(1.0, (0.1, 0.5, 3.0), 0.5)
+    found = options(joint, 0.2, costs, floor=0.3, samples=(1, 2))
+    assert len(found) == 16
+    efforts = {}
+    for size in range(4):
+        for members in itertools.combinations(range(3), size):
+            noise = subset_sq_norm(joint, members) - 0.2
+            seconds = 1.0 + sum((0.1, 0.5, 3.0)[k] for k in members)
+            efforts[members, 1] = seconds * (noise + 0.3)
+            efforts[members, 2] = seconds * 1.5 * (noise / 2 + 0.3)
+    best = min(efforts, key=efforts.get)
+    assert (found[0].members, found[0].samples) == best
+    np.testing.assert_allclose(found[0].effort, efforts[best], **EXACT)
+    assert [one.effort for one in found] == sorted(one.effort for one in found)
+    assert any(not one.members and one.samples == 1 for one in found)
+
+
+def test_a_dear_variate_is_left_out_and_a_free_one_taken():
+    joint = moments(2)
+    free = options(joint, 0.0, Costs(1.0, (0.0, 1e3), 1.0), floor=0.0)
+    assert free[0].members == (0,)
+    assert options(joint, 0.0, Costs(1.0, (1e3, 1e3), 1.0), floor=0.0)[0].members == ()
+
+
+def test_duplicates_are_not_weighed_against_each_other():
+    joint = moments(2)
+    twice = joint[np.ix_([0, 1, 2, 2], [0, 1, 2, 2])]
+    np.testing.assert_allclose(subset_sq_norm(twice, (0, 1, 2)), subset_sq_norm(joint, (0, 1)), rtol=1e-4)
+
+
+def test_many_variates_are_added_one_by_one():
+    joint = moments(12)
+    found = options(joint, 0.0, Costs(1.0, (0.0,) * 12, 1.0), floor=0.0)
+    assert len(found) == 13
+    assert len(found[0].members) == 12
+
+
+# The mask
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "natural"])
+def test_a_masked_gradient_is_that_of_the_variates_in_use(metric):
+    model = linear()
+    problem, sampler = quell.Problem(model, quell.FullRank(3)), quell.Sampler(2, 5)
+    variates = candidate_variates(problem, sampler)
+    rule = quell.Rule(metric=metric)
+    masked = quell.Gradient(problem, variates, sampler=sampler, rule=rule, active=(False, True, True, False))
+    plain = quell.Gradient(problem, variates[1:3], sampler=sampler, rule=rule)
+    params = problem.family.init()
+    one, two = masked.init(params), plain.init(params)
+    for key in jax.random.split(jax.random.key(0), 3):
+        grad, one, info = masked.update(key, params, one)
+        same, two, plain_info = plain.update(key, params, two)
+    for left, right in zip(grad, same, strict=True):
+        np.testing.assert_allclose(left, right, **EXACT)
+    np.testing.assert_allclose(info.weights[1:3], plain_info.weights, **EXACT)
+    assert info.weights[0] == info.weights[3] == 0
+    assert not info.dropped.any()
+
+
+def test_a_mask_of_another_length_is_refused():
+    problem = quell.Problem(linear(), quell.FullRank(3))
+    with pytest.raises(ValueError, match="One for each"):
+        quell.Gradient(problem, quell.paper.variates("c2"), active=(True, False))
+
+
+# Trial runs
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "natural"])
+def test_a_trial_run_finds_the_gradient_itself(metric):
+    problem, sampler = quell.Problem(linear(), quell.FullRank(3)), quell.Sampler(2)
+    rule = quell.Rule(metric=metric, v0=0.0)
+    gradient = quell.Gradient(problem, candidate_variates(problem, sampler), sampler=sampler, rule=rule)
+    params = problem.family.init()
+    seen = Scout(gradient, jax.random.key(0)).look(params, gradient.init(params))
+    exact = jax.grad(lambda w: quell.exact_elbo(problem, w))(params)
+    if metric == "natural":
+        geometry = geometry_of(problem.family)
+        expected = geometry.sq_norm(params, geometry.direction(params, exact))
+    else:
+        expected = sum(jnp.sum(leaf**2) for leaf in exact) / 30**2
+    assert seen.joint[0, 0] > 3.0 * expected  # of which the trial has to see the noise off
+    np.testing.assert_allclose(seen.mean_sq, expected, rtol=2e-2)
+    # With closed forms for every term nothing but the gradient itself is left.
+    members = tuple(range(len(gradient.variates)))
+    np.testing.assert_allclose(subset_sq_norm(seen.joint, members), expected, rtol=5e-2)
+
+
+def test_costs_are_measured_for_every_variate():
+    problem, sampler = quell.Problem(general(), quell.FullRank(2)), quell.Sampler(2)
+    gradient = quell.Gradient(problem, candidate_variates(problem, sampler), sampler=sampler)
+    params = problem.family.init()
+    costs = Scout(gradient, jax.random.key(0)).costs(params, gradient.init(params))
+    assert costs.base > 0
+    assert len(costs.extra) == len(gradient.variates)
+    assert min(*costs.extra, costs.more) >= 0
+
+
+def test_a_later_choice_is_never_worse_than_the_base_gradient():
+    problem = quell.Problem(general(), quell.FullRank(2))
+    rule = quell.Rule(metric="natural")
+    tuner = Tuner(problem, None, None, rule, default_sampler=quell.Sampler(4), natural=True, key=jax.random.key(0))
+    first = tuner.first()
+    assert not first.choice.exact
+    assert any(first.choice.active)
+    params = problem.family.init()
+    state = first.gradient.init(params)
+    again = tuner.again(params, state, first.choice)
+    assert jax.tree.structure(again.state) == jax.tree.structure(state)
+    base = next(trial for trial in again.choice.trials if trial.what == "base")
+    assert min(trial.effort for trial in again.choice.trials) <= base.effort == 1.0
+    assert again.choice.seconds > 0
+    assert "time to converge" in str(again.choice)
+    restored = tuner.restore(quell.Choice.from_spec(again.choice.spec()))
+    assert restored.gradient == again.gradient
+    assert restored.choice.trials == again.choice.trials
+
+
+# Fits
+
+
+@pytest.mark.parametrize("family", [quell.MeanField(3), quell.FullRank(3)])
+def test_a_linear_predictor_is_fitted_exactly(family):
+    model = linear()
+    result = quell.fit(model, family, key=jax.random.key(0))
+    assert result.choice.exact
+    assert result.gradient.base == EXACT_BASE
+    assert result.status is quell.Status.CONVERGED
+    assert result.history.num_steps < 200
+    slope = jax.grad(lambda w: quell.exact_elbo(result.problem, w))(result.params)
+    geometry = geometry_of(family)
+    gain = 0.5 * geometry.sq_norm(result.params, geometry.direction(result.params, slope))
+    assert gain < 1e-3
+    assert "exact" in repr(result)
+
+
+def test_what_is_given_is_not_chosen(unchecked):
+    model = linear()
+    sampler = quell.Sampler(2, 5)
+    result = quell.fit(model, quell.FullRank(3), sampler=sampler, steps=20, key=jax.random.key(0))
+    assert not result.choice.exact
+    assert result.gradient.sampler == sampler
+    given = quell.fit(model, quell.FullRank(3), variates=(), steps=5, key=jax.random.key(0))
+    assert given.choice is None
+    with pytest.raises(TypeError, match="list of control variates"):
+        quell.fit(model, quell.FullRank(3), variates="automatic", key=jax.random.key(0))
+
+
+def test_the_first_steps_learn_weights_only():
+    model = general()
+    plan = FitOptions(steps=200).plan(model, quell.FullRank(2), jax.random.key(0))
+    state = plan.start
+    for _ in range(int(plan.policy.still)):
+        state, _ = take_step(plan.algorithm, plan.policy, plan.key, state)
+    assert int(plan.policy.still) == 10
+    np.testing.assert_array_equal(state.params.loc, plan.start.params.loc)
+    assert jnp.any(plan.algorithm.gradient.weights(state.algorithm.gradient) != 0)
+    state, _ = take_step(plan.algorithm, plan.policy, plan.key, state)
+    assert jnp.any(state.params.loc != plan.start.params.loc)
+
+
+def test_an_optimiser_of_the_users_own_has_its_metric():
+    model = general()
+    for optimizer, metric in ((optax.adam(0.01), "euclidean"), (None, "natural")):
+        plan = FitOptions(optimizer=optimizer).plan(model, quell.FullRank(2), jax.random.key(0))
+        assert plan.algorithm.gradient.rule.metric == metric
+    low_rank = FitOptions().plan(model, quell.LowRank(2, rank=1), jax.random.key(0))
+    assert low_rank.algorithm.gradient.rule.metric == "euclidean"
+
+
+def test_several_fits_share_one_choice():
+    results = quell.fit_many(linear(), quell.FullRank(3), num_fits=2, key=jax.random.key(0))
+    assert [result.choice.exact for result in results] == [True, True]
+    assert {result.status for result in results} == {quell.Status.CONVERGED}
+
+
+def test_a_choice_says_why():
+    choice = quell.Choice(False, (True,), 1, "Because.")
+    assert str(choice) == "Because."
+    assert quell.Choice.from_spec(choice.spec()) == choice
+    assert dataclasses.replace(choice, seconds=1.0) != choice
