@@ -130,7 +130,7 @@ def test_a_mask_of_another_length_is_refused():
 
 @pytest.mark.parametrize("metric", ["euclidean", "natural"])
 def test_a_trial_run_finds_the_gradient_itself(metric):
-    problem, sampler = quell.Problem(linear(), quell.FullRank(3)), quell.Sampler(2)
+    problem, sampler = quell.Problem(linear(), quell.FullRank(3, init_scale=1.0)), quell.Sampler(2)
     rule = quell.Rule(metric=metric, v0=0.0)
     gradient = quell.Gradient(problem, candidate_variates(problem, sampler), sampler=sampler, rule=rule)
     params = problem.family.init()
