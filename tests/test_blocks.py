@@ -12,6 +12,8 @@ import quell
 from quell.evaluation import Evaluation
 from tolerances import EXACT, EXPECTATION
 
+pytestmark = pytest.mark.slow
+
 N = catalogue.NUM_DATA
 MODEL = catalogue.MODELS["logistic"]
 PRODUCT = quell.Product({"b": quell.FullRank(1, init_scale=1.0), "a": quell.MeanField(1, init_scale=1.0)})

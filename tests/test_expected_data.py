@@ -147,7 +147,7 @@ def test_the_expected_expansion_is_the_closest_quadratic_in_mean_square(family):
     """What it leaves is orthogonal, under q, to every quadratic."""
     model, (family, params) = MODELS["poisson"], FAMILIES[family]
     problem = quell.Problem(model, family)
-    variance = closed_form.predictor_variance(problem, params, model.data.features)
+    variance = family.predictor_variance(params, model.data.features)
     quadratic = model.expand_expected(family.mean(params), variance, model.data)
 
     def against(z):

@@ -17,6 +17,8 @@ from quell.evaluation import Batch, Evaluation
 from quell.terms import joint
 from tolerances import EXACT, EXPECTATION
 
+pytestmark = pytest.mark.slow
+
 PROBLEMS = catalogue.problems()
 RP, CF, CF_ALL = quell.Reparameterization(), quell.ClosedForm(), quell.ClosedForm(full_data=True)
 SF = quell.ScoreFunction()

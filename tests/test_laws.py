@@ -171,6 +171,7 @@ def sampled_evaluation(problem, key, *, shared=False):
     return Evaluation(problem, catalogue.some_params(problem.family), draw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIGHT)
 def test_factored_equals_dense(name, key):
     evaluation = sampled_evaluation(PROBLEMS[name], key)
@@ -187,6 +188,7 @@ def test_factored_equals_dense(name, key):
     all_close(*both_ways(evaluation.params), EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic, mean-field raw", "logistic, full-rank"])
 def test_inner_products_of_averages(name, key):
     evaluation = sampled_evaluation(PROBLEMS[name], key, shared=True)

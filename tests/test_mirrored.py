@@ -13,6 +13,8 @@ from quell.draw import Draw
 from quell.evaluation import Evaluation
 from tolerances import EXACT, EXPECTATION
 
+pytestmark = pytest.mark.slow
+
 MODEL, N = catalogue.MODELS["logistic"], catalogue.NUM_DATA
 MIRROR = quell.Reparameterization("mirrored")
 PAIR = quell.ControlVariate(quell.Data(), quell.Reparameterization(), MIRROR)

@@ -12,6 +12,8 @@ import quell
 from quell.evaluation import Evaluation
 from tolerances import EXPECTATION
 
+pytestmark = pytest.mark.slow
+
 N, DIM = 5, 3
 MODEL = quell.logistic_regression(np.random.default_rng(0).normal(size=(N, DIM)), [0, 1, 1, 0, 1])
 FAMILIES = {

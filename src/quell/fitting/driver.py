@@ -159,6 +159,7 @@ class Run:
             return
         if tuned.choice.active == plan.choice.active and tuned.choice.samples == plan.choice.samples:
             self.plan = dataclasses.replace(plan, choice=tuned.choice)
+            keeper.choice = tuned.choice.spec()
             return
         algorithm = Algorithm(tuned.gradient, plan.algorithm.optimizer)
         self.plan = dataclasses.replace(plan, algorithm=algorithm, choice=tuned.choice)

@@ -178,7 +178,7 @@ def default_optimizer(problem: Problem, steps: int, *, exact: bool) -> optax.Gra
     """
     if not has_natural_gradient(problem.family):
         return _adam(steps)
-    return natural_gradient(problem, max_kl=EXACT_KL) if exact else natural_gradient(problem)
+    return natural_gradient(problem, momentum=0.0, max_kl=EXACT_KL) if exact else natural_gradient(problem)
 
 
 @functools.cache
