@@ -19,6 +19,7 @@ TARGETS = (1.0, 0.1)
 _GROWTH = 0.1
 _JUDGED_EVERY = 5
 _STALLED_AFTER = 2000
+_NEAR = 5.0
 
 Judge = Callable[[Gaussian], float]
 
@@ -68,6 +69,7 @@ def timed_run(
     optimum: float,
     limit: float,
     most_steps: float | int = math.inf,
+    beyond: float = 0.0,
 ) -> Run:
     """Advance until a tenth of a nat is reached, the steps or the seconds are over, or nothing gets better.
 
@@ -81,6 +83,8 @@ def timed_run(
         optimum: to stop at.
         limit: most seconds on the clock.
         most_steps: after which nothing more will happen.
+        beyond: nats above the optimum that the run may go on to, where a better one may be found; then all points near
+            the optimum are judged.
     """
     seconds, steps, points, elbos = [0.0], [0], [runner.gaussian(state)], {}
     while True:
@@ -93,11 +97,13 @@ def timed_run(
         is_over = until >= most_steps or seconds[-1] >= limit
         if is_over or last % _JUDGED_EVERY == 0:
             elbos[last] = judge(points[last])
-            gap = optimum - elbos[last]
+            gap = optimum + beyond - elbos[last]
             if is_over or gap <= TARGETS[-1] or not math.isfinite(gap) or _is_stalled(elbos, steps, most_steps):
                 break
     for target in TARGETS:
         _fill(elbos, points, judge, optimum - target)
+    if beyond:
+        _fill_from(elbos, points, judge, optimum - _NEAR)
     judged = sorted(elbos)
     return Run(
         tuple(seconds[k] for k in judged), tuple(steps[k] for k in judged), tuple(float(elbos[k]) for k in judged)
@@ -119,6 +125,17 @@ def _fill(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: 
     before = max((k for k in judged if k < first), default=0)
     for k in range(before + 1, first):
         elbos[k] = judge(points[k])
+
+
+def _fill_from(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: float) -> None:
+    """Judge all points from the last judged one below a level on."""
+    first = next((k for k in sorted(elbos) if elbos[k] >= level), None)
+    if first is None:
+        return
+    before = max((k for k in elbos if k < first), default=0)
+    for k in range(before + 1, max(elbos)):
+        if k not in elbos:
+            elbos[k] = judge(points[k])
 
 
 def _is_stalled(elbos: dict[int, float], steps: list[int], most_steps: float | int) -> bool:

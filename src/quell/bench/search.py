@@ -59,15 +59,17 @@ class Search:
     Args:
         bench: the problem.
         judge: the ELBO of a Gaussian.
-        optimum: to stop at.
+        optimum: that times are measured to.
         budget: seconds for the climbs: half for the program whose first setting is best, half of the rest for the next;
             compilations and the finalists' runs come on top.
+        beyond: nats above the optimum that a run may go on to.
     """
 
     bench: BenchProblem
     judge: Judge
     optimum: float
     budget: float
+    beyond: float = 0.0
 
     def run(self, method: Method, *, num_seeds: int) -> list[Tried]:
         """All settings tried; the finalists first, each group with the best first."""
@@ -129,7 +131,15 @@ class Search:
     def _one(self, runner: AbstractRunner, setting: Setting, seed: int, limit: float) -> Run:
         state = runner.start(jax.random.key(seed), self.bench.start, setting)
         most = runner.most_steps(setting)
-        return timed_run(runner, state, self.judge, optimum=self.optimum, limit=limit, most_steps=most)
+        return timed_run(
+            runner,
+            state,
+            self.judge,
+            optimum=self.optimum,
+            limit=limit,
+            most_steps=most,
+            beyond=self.beyond,
+        )
 
     def _setting(self, runner: AbstractRunner, at: tuple[int, ...]) -> Setting:
         return {name: axis.values[k] for (name, axis), k in zip(runner.axes.items(), at, strict=True)}
