@@ -148,6 +148,14 @@ def test_a_trial_run_finds_the_gradient_itself(metric):
     np.testing.assert_allclose(subset_sq_norm(seen.joint, members), expected, rtol=5e-2)
 
 
+def test_no_two_trial_runs_have_the_same_draws():
+    problem, sampler = quell.Problem(general(), quell.FullRank(2)), quell.Sampler(2)
+    gradient = quell.Gradient(problem, (), sampler=sampler)
+    params, scout = problem.family.init(), Scout(gradient, jax.random.key(0))
+    one, two = (scout.look(params, gradient.init(params)).joint[0, 0] for _ in range(2))
+    assert one != two
+
+
 def test_costs_are_measured_for_every_variate():
     problem, sampler = quell.Problem(general(), quell.FullRank(2)), quell.Sampler(2)
     gradient = quell.Gradient(problem, candidate_variates(problem, sampler), sampler=sampler)
@@ -178,7 +186,22 @@ def test_a_later_choice_is_never_worse_than_the_base_gradient():
     assert restored.choice.trials == again.choice.trials
 
 
+def test_the_choice_of_the_moment_is_among_the_options():
+    joint, costs = moments(12), Costs(1.0, (0.0,) * 12, 1.0)
+    assert any(one.members == (3, 7) for one in options(joint, 0.0, costs, floor=0.0, also=((3, 7),)))
+
+
 # Fits
+
+
+def test_a_step_that_is_not_finite_is_no_sign_of_convergence():
+    rng = np.random.default_rng(0)
+    model = quell.poisson_regression(np.exp(rng.normal(size=(20, 2))), rng.poisson(3.0, size=20))
+    start = quell.LocationScale(jnp.array([400.0, 400.0]), jnp.diag(jnp.zeros(2)))
+    with pytest.warns(RuntimeWarning, match="stopped"):
+        result = quell.fit(model, quell.FullRank(2), params=start, max_skipped=7, key=jax.random.key(0))
+    assert result.choice.exact
+    assert result.status is quell.Status.DIVERGED
 
 
 @pytest.mark.parametrize("family", [quell.MeanField(3), quell.FullRank(3)])

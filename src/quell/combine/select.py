@@ -54,6 +54,7 @@ def options(
     *,
     floor: float,
     samples: Sequence[int] = (1,),
+    also: Sequence[tuple[int, ...]] = (),
 ) -> list[Option]:
     r"""All ways to combine the variates, best first.
 
@@ -68,13 +69,14 @@ def options(
         costs: of a step.
         floor: noise below which a quieter gradient gains nothing.
         samples: how many times the samples of a step may be taken.
+        also: subsets that must be among the options.
 
     Returns:
         Options, the one with the least effort first; the base gradient alone is always among them.
     """
     num = joint.shape[0] - 1
     found = []
-    for members in _subsets(joint, num):
+    for members in dict.fromkeys([*_subsets(joint, num), *also]):
         noise = max(subset_sq_norm(joint, members) - mean_sq, 0.0)
         seconds = costs.base + sum(costs.extra[k] for k in members)
         for times in samples:

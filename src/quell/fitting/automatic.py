@@ -111,7 +111,7 @@ class Tuner:
         kept = tuple(old if used else new for old, new, used in zip(state.variates, fresh, choice.active, strict=True))
         seen = self.scout.look(params, GradientState(state.moments, kept))
         self._costs = self._costs or self.scout.costs(params, seen.state)
-        found = self._options(seen)
+        found = self._options(seen, also=tuple(k for k, used in enumerate(choice.active) if used))
         now = next(o for o in found if _mask(o, len(choice.active)) == choice.active and o.samples == choice.samples)
         best = found[0] if found[0].effort < WORTH * now.effort else now
         new = self._choice(found, best, time.perf_counter() - began + choice.seconds)
@@ -126,13 +126,13 @@ class Tuner:
         """What an earlier choice makes."""
         return Tuned(choice, self._gradient(choice), None)
 
-    def _options(self, seen: Seen) -> list[Option]:
+    def _options(self, seen: Seen, also: tuple[int, ...]) -> list[Option]:
         assert self._costs is not None
         num_units = self.sampled.sampler.num_units
         # Moments are those of one independent unit; a step averages over several.
         noise = (seen.joint - _corner(seen)) / num_units
         floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
-        return options(noise, 0.0, self._costs, floor=floor, samples=self.samples)
+        return options(noise, 0.0, self._costs, floor=floor, samples=self.samples, also=(also,))
 
     def _choice(self, found: list[Option], best: Option, seconds: float) -> Choice:
         names = self.sampled.names

@@ -116,12 +116,12 @@ class Run:
             self.step_seconds = seconds / max(end - step, 1)
             length = min(max(int((end - step) * _CHUNK_SECONDS / max(seconds, 1e-6)), 2 * _FIRST_CHUNK), loop.BUFFER)
             self.judge()
+            self._choose_again(keeper)
             keeper.after_chunk(self.reached, step=end)
             recent = [pieces[-1] for pieces in self.reached.pieces]
             elbos = np.concatenate([piece.elbo for piece, is_going in zip(recent, going, strict=True) if is_going])
             if np.isfinite(elbos).any():
                 report(end, float(elbos[np.isfinite(elbos)].mean()))
-            self._choose_again(keeper)
             self._call_back([k for k in np.flatnonzero(going).tolist() if recent[k].num_steps])
 
     def judge(self) -> None:
@@ -141,7 +141,9 @@ class Run:
     def _can_gain(self, number: int) -> float:
         """Nats that a step of an exact fit could still gain: half the squared norm of its natural gradient."""
         last = self.reached.pieces[number][-1]
-        return 0.5 * float(last.combined_sq_norm[-1]) if last.num_steps else np.inf
+        if not last.num_steps or last.skipped[-1] or not np.isfinite(last.base_sq_norm[-1]):
+            return np.inf
+        return 0.5 * float(last.combined_sq_norm[-1])
 
     def _choose_again(self, keeper: Keeper) -> None:
         """At a few fixed steps, look whether other variates would now be better, if what is left is worth it."""

@@ -102,7 +102,8 @@ class FitOptions(eqx.Module):
         exact = tuned is not None and tuned.choice.exact
         algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, exact=exact))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        still = min(LEARNING_STEPS, self.steps // 10) if tuned is not None and natural and gradient.variates else 0
+        learns = tuned is not None and natural and gradient.variates and self.steps > 2 * LEARNING_STEPS
+        still = LEARNING_STEPS if learns else 0
         after = math.ceil(self.steps * (self.average_from or 0.0))
         return FitPlan(
             algorithm=algorithm,

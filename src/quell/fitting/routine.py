@@ -57,8 +57,9 @@ def fit(
         optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default
             `quell.natural_gradient` for Gaussian families, and Adam with a rate that falls from 0.05 to zero on a
             cosine for others.
-        steps: how many to take at most, those of a checkpoint included. A fit whose gradient is exact ends sooner, as
-            `CONVERGED`, when a step can gain less than a thousandth of a nat.
+        steps: how many to take at most, those of a checkpoint included. A fit whose gradient was chosen
+            to be exact, with natural-gradient steps of a mean-field or full-rank family, ends sooner, as `CONVERGED`,
+            when a step can gain less than a thousandth of a nat.
         sampler: replicates and minibatches. By default ten replicates on all data for natural-gradient steps, in
             minibatches of 100 where there are more than 2000 data; one replicate with a minibatch of 100 for other
             optimisers.

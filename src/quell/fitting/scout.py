@@ -54,7 +54,7 @@ class Scout:
 
     def __init__(self, gradient: Gradient, key: Key[Array, ""]) -> None:
         """Nothing is run yet."""
-        self.gradient, self.key, self.num = gradient, key, STEPS
+        self.gradient, self.key, self.num, self.num_runs = gradient, key, STEPS, 0
 
     def look(self, params: PyTree, state: GradientState) -> Seen:
         """Run all variates, once to refresh what they keep and to learn weights, and once to average."""
@@ -96,7 +96,9 @@ class Scout:
         return best
 
     def _run(self, params: PyTree, state: GradientState, branch: int) -> Averages:
-        return run_trial(self.gradient, params, state, self.key, jnp.asarray(branch), jnp.asarray(self.num))
+        self.num_runs += 1  # so that no run repeats the draws of another
+        key = jax.random.fold_in(self.key, self.num_runs)
+        return run_trial(self.gradient, params, state, key, jnp.asarray(branch), jnp.asarray(self.num))
 
 
 @quick_jit

@@ -29,7 +29,8 @@ class FullRankGeometry(AbstractGeometry):
     a gradient \(G_L\), is that of a symmetric matrix \(-S\), twice the gradient in the covariance in the same units. A
     step is one in the precision: \(P = I + \rho S\), the new covariance is \(L P^{-1} L^\top\), and the mean moves by
     \(\rho\) times its gradient times the **new** covariance. For an exact gradient of a log-concave target and
-    \(\rho < 1\), \(P\) is positive. Where it is not, \(P = I + \rho S + \rho^2 S^2/2\) is taken.
+    \(\rho < 1\), \(P\) is positive. Where it is not, or where a
+    pivot is so small that only noise explains it, \(P = I + \rho S + \rho^2 S^2/2\) is taken.
 
     Cost: three products, a Cholesky decomposition and a triangular inverse of size `dim`.
 

@@ -14,7 +14,8 @@ LEAST_PRECISION = 1e-3
 class AbstractGeometry(eqx.Module):
     r"""The Fisher metric \(F\) of a family, and a way to walk along a direction without leaving the family.
 
-    Laws: `sq_norm` is \(g^\top F^{-1} g\), and to first order in the rate `move` adds \(\rho F^{-1} g\).
+    Laws: `sq_norm` is \(g^\top F^{-1} g\), and to first order in the rate `move` adds \(\rho F^{-1} g\); for a geometry
+    that damps its solve, both are smaller.
     """
 
     @abstractmethod
