@@ -156,6 +156,7 @@ def test_no_two_trial_runs_have_the_same_draws():
     assert one != two
 
 
+@pytest.mark.slow
 def test_costs_are_measured_for_every_variate():
     problem, sampler = quell.Problem(general(), quell.FullRank(2)), quell.Sampler(2)
     gradient = quell.Gradient(problem, candidate_variates(problem, sampler), sampler=sampler)
@@ -166,6 +167,7 @@ def test_costs_are_measured_for_every_variate():
     assert min(*costs.extra, costs.more) >= 0
 
 
+@pytest.mark.slow
 def test_a_later_choice_is_never_worse_than_the_base_gradient():
     problem = quell.Problem(general(), quell.FullRank(2))
     rule = quell.Rule(metric="natural")
@@ -231,6 +233,7 @@ def test_what_is_given_is_not_chosen(unchecked):
         quell.fit(model, quell.FullRank(3), variates="automatic", key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_the_first_steps_learn_weights_only():
     model = general()
     plan = FitOptions(steps=200).plan(model, quell.FullRank(2), jax.random.key(0))

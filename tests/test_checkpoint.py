@@ -215,6 +215,7 @@ def _choosing(key, checkpoint=None, **options):
     return quell.fit(model, FAMILY, key=key, **(defaults | options))
 
 
+@pytest.mark.slow
 def test_a_choice_is_kept_and_not_made_again(key, path, monkeypatch):
     """It was made by a trial after ten steps; the next one would come after forty, where the fit ends at first."""
     monkeypatch.setattr(driver, "FIRST_RETUNED", 10)

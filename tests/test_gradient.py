@@ -25,6 +25,7 @@ def vectors(gradient, draw):
     return np.stack([np.concatenate([d.loc, d.scale.reshape(len(d.loc), -1)], axis=1) for d in dense]) / N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [quell.Sampler(3, 2), quell.Sampler(3, 2, shared=True), quell.Sampler(3)])
 def test_two_steps_agree_with_the_textbook(sampler, key):
     gradient = quell.Gradient(PROBLEM, quell.paper.variates("S7"), sampler=sampler, rule=quell.Rule(decay=0.1, v0=0.01))

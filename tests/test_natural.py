@@ -126,6 +126,7 @@ def test_one_step_reaches_a_conjugate_posterior():
     np.testing.assert_allclose(result.params.loc, np.linalg.solve(precision, features.T @ targets / 0.25), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [quell.MeanField(61), quell.FullRank(61), quell.LowRank(61, rank=5)])
 def test_a_few_exact_steps_reach_the_optimum(family, unchecked):
     data = quell.paper.load("sonar")
