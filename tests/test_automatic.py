@@ -188,6 +188,18 @@ def test_a_later_choice_is_never_worse_than_the_base_gradient():
     assert restored.choice.trials == again.choice.trials
 
 
+@pytest.mark.slow
+def test_weights_by_leaf_can_be_tuned_too():
+    problem, sampler = quell.Problem(linear(), quell.FullRank(3)), quell.Sampler(2, 5)
+    params = problem.family.init()
+    joints = []
+    for by_leaf in (False, True):
+        rule = quell.Rule(by_leaf=by_leaf)
+        gradient = quell.Gradient(problem, candidate_variates(problem, sampler), sampler=sampler, rule=rule)
+        joints.append(Scout(gradient, jax.random.key(0)).look(params, gradient.init(params)).joint)
+    np.testing.assert_allclose(joints[1], joints[0], **EXACT)
+
+
 def test_the_choice_of_the_moment_is_among_the_options():
     joint, costs = moments(12), Costs(1.0, (0.0,) * 12, 1.0)
     assert any(one.members == (3, 7) for one in options(joint, 0.0, costs, floor=0.0, also=((3, 7),)))

@@ -58,26 +58,26 @@ class RunState(NamedTuple):
     """Where a run of ours stands."""
 
     algorithm: AlgorithmState
-    hyper: Hyper | None
+    hyper: Hyper
     key: Key[Array, ""]
     step: Int[Array, ""]
 
 
-class AlgorithmRunner(AbstractRunner):
-    """A `quell.Algorithm`, with Adam of a chosen rate, or with an optimiser of its own.
+class AdamRunner(AbstractRunner):
+    """A gradient, with Adam of a chosen rate.
 
     Args:
         bench: the problem.
-        algorithm: what is run; its optimiser is replaced where there are axes.
+        gradient: what is followed.
         label: for the table.
-        axes: of Adam; none for an algorithm that is taken as it is.
+        axes: of Adam.
     """
 
-    def __init__(self, bench: BenchProblem, algorithm: Algorithm, label: str, axes: Mapping[str, Axis]) -> None:
+    def __init__(self, bench: BenchProblem, gradient: Gradient, label: str, axes: Mapping[str, Axis]) -> None:
         """Nothing is compiled yet."""
         self.bench, self.label, self.axes = bench, label, axes
-        self.algorithm = algorithm
-        self._arrays, static = eqx.partition(algorithm, eqx.is_array)
+        self.gradient = gradient
+        self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
         def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:
             return _advance(eqx.combine(arrays, static), state, until)
@@ -85,12 +85,9 @@ class AlgorithmRunner(AbstractRunner):
         self._advance = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
 
     def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> RunState:
-        hyper, algorithm = None, self.algorithm
-        scale = setting.get("scale", _START_SCALE)
-        if self.axes:
-            hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
-            algorithm = Algorithm(algorithm.gradient, hyper.optimizer())
-        params = params_of(isotropic(mean, scale, full_rank=self.bench.full_rank))
+        hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
+        algorithm = Algorithm(self.gradient, hyper.optimizer())
+        params = params_of(isotropic(mean, setting["scale"], full_rank=self.bench.full_rank))
         state = RunState(algorithm.init(params), hyper, key, jnp.zeros((), jnp.int32))
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
@@ -161,10 +158,9 @@ def gradient_text(gradient: Gradient) -> str:
     return f"{rows}, {' + '.join(['base', *names])}"
 
 
-def _advance(algorithm: Algorithm, state: RunState, until: Int[Array, ""]) -> RunState:
+def _advance(gradient: Gradient, state: RunState, until: Int[Array, ""]) -> RunState:
     """Steps in one loop whose length is an argument."""
-    if state.hyper is not None:
-        algorithm = Algorithm(algorithm.gradient, state.hyper.optimizer())
+    algorithm = Algorithm(gradient, state.hyper.optimizer())
 
     def body(now: RunState) -> RunState:
         reached, _ = algorithm.step(jax.random.fold_in(now.key, now.step), now.algorithm)
@@ -210,12 +206,12 @@ def _natural(bench: BenchProblem, quick: bool) -> list[Method]:
 def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
     """The automatic choice, but with Adam."""
 
-    def make() -> list[AlgorithmRunner]:
+    def make() -> list[AdamRunner]:
         params = params_of(isotropic(bench.start, _START_SCALE, full_rank=bench.full_rank))
         options = FitOptions(optimizer=optax.adam(0.1), params=params)
         plan = options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
         axes, gradient = ADAM_QUICK if quick else ADAM, plan.algorithm.gradient
-        return [AlgorithmRunner(bench, plan.algorithm, gradient_text(gradient), axes)]
+        return [AdamRunner(bench, gradient, gradient_text(gradient), axes)]
 
     return [Method("quell ensemble", make)]
 
@@ -241,7 +237,7 @@ def _more_samples(bench: BenchProblem, quick: bool) -> list[Method]:
     return [Method("quell base, more samples", lambda: [_as_dear_as_the_ensemble(bench, quick)])]
 
 
-def _as_dear_as_the_ensemble(bench: BenchProblem, quick: bool) -> AlgorithmRunner:
+def _as_dear_as_the_ensemble(bench: BenchProblem, quick: bool) -> AdamRunner:
     """As many replicates as make a step of the base gradient cost what one of the ensemble costs."""
     one = Sampler(batch_size=bench.batch_size)
     axes = ADAM_QUICK if quick else ADAM
@@ -268,12 +264,12 @@ def _adam(
 
 def _runner(
     bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler, axes: Mapping[str, Axis]
-) -> AlgorithmRunner:
-    algorithm = Algorithm(_gradient(bench, variates, sampler), optax.adam(0.1))
-    return AlgorithmRunner(bench, algorithm, structure_text(sampler.batch_size, sampler.num_replicates), axes)
+) -> AdamRunner:
+    gradient = Gradient(bench.problem, variates, default_base(bench.problem), sampler)
+    return AdamRunner(bench, gradient, structure_text(sampler.batch_size, sampler.num_replicates), axes)
 
 
-def reference_runner(bench: BenchProblem) -> AlgorithmRunner:
+def reference_runner(bench: BenchProblem) -> AdamRunner:
     """For long fits: all rows, a few samples, and the landing stuck, which costs little."""
     landing = ControlVariate(Variational(), Reparameterization(), ClosedForm())
     return _runner(bench, (landing,), Sampler(num_replicates=4), ADAM)
@@ -285,11 +281,7 @@ def structure_text(batch_size: int | None, num_samples: int) -> str:
     return f"{rows}, {num_samples} sample{'s' * (num_samples > 1)}"
 
 
-def _gradient(bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler) -> Gradient:
-    return Gradient(bench.problem, variates, default_base(bench.problem), sampler)
-
-
-def _step_seconds(runner: AlgorithmRunner, steps: int = 200) -> float:
+def _step_seconds(runner: AdamRunner, steps: int = 200) -> float:
     """Seconds a step, the better of two goes."""
     setting = {name: axis.values[axis.first] for name, axis in runner.axes.items()}
     state = runner.start(jax.random.key(0), runner.bench.start, setting)

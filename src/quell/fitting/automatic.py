@@ -97,7 +97,7 @@ class Tuner:
         return self.restore(Choice(False, active, 1, f"By rule, before anything is measured: {names}."))
 
     def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
-        """Choose where the fit stands, by trial runs; `None` where a change would gain little.
+        """Choose where the fit stands, by trial runs; `None` where there is nothing to choose.
 
         Args:
             params: where the fit stands.
@@ -114,7 +114,7 @@ class Tuner:
         found = self._options(seen, also=tuple(k for k, used in enumerate(choice.active) if used))
         now = next(o for o in found if _mask(o, len(choice.active)) == choice.active and o.samples == choice.samples)
         best = found[0] if found[0].effort < WORTH * now.effort else now
-        new = self._choice(found, best, time.perf_counter() - began + choice.seconds)
+        new = self._choice(found, best, is_kept=best is now, seconds=time.perf_counter() - began + choice.seconds)
         return Tuned(new, self._gradient(new), seen.state)
 
     @property
@@ -134,11 +134,11 @@ class Tuner:
         floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
         return options(noise, 0.0, self._costs, floor=floor, samples=self.samples, also=(also,))
 
-    def _choice(self, found: list[Option], best: Option, seconds: float) -> Choice:
+    def _choice(self, found: list[Option], best: Option, *, is_kept: bool, seconds: float) -> Choice:
         names = self.sampled.names
-        active = _mask(best, len(names))
-        reason = f"Of {len(found)} gradients this one is predicted to converge soonest: {describe(names, best)}."
-        return Choice(False, active, best.samples, reason, trials_of(names, found), seconds)
+        judged = "none is predicted to converge much sooner than" if is_kept else "the soonest to converge should be"
+        reason = f"Of {len(found)} gradients {judged} {describe(names, best)}."
+        return Choice(False, _mask(best, len(names)), best.samples, reason, trials_of(names, found), seconds)
 
     def _gradient(self, choice: Choice) -> Gradient:
         if choice.exact:

@@ -63,6 +63,8 @@ class Scout:
         state, mean, sq_norm = self._run(params, state, everything)
         moments = state.moments
         joint = np.asarray(moments.total / jnp.where(moments.mass > 0, moments.mass, 1.0), float)
+        if self.gradient.rule.by_leaf:
+            joint = joint.sum(axis=0)  # one set of weights for all leaves is an upper bound of their noise
         # The squared norm of a mean of so many units has a share of their noise.
         units = self.num * self.gradient.sampler.num_units
         mean_sq = (units * float(_sq_norm(self.gradient, params, mean)) - float(sq_norm)) / max(units - 1, 1)
