@@ -66,6 +66,8 @@ ESTIMATORS: dict[str, AbstractEstimator] = {
         quell.Reparameterization("symmetric", full_data=True),
         quell.TransposedReparameterization(),
         quell.TransposedReparameterization(full_data=True),
+        quell.Price(),
+        quell.Price(full_data=True),
         quell.ScoreFunction(),
         quell.ScoreFunction(full_data=True),
         quell.ScoreFunction("symmetric"),

@@ -25,6 +25,7 @@ from quell.estimators import ClosedForm as ClosedForm
 from quell.estimators import ConditionalScoreFunction as ConditionalScoreFunction
 from quell.estimators import GeneralizedReparameterization as GeneralizedReparameterization
 from quell.estimators import LocalReparameterization as LocalReparameterization
+from quell.estimators import Price as Price
 from quell.estimators import Reparameterization as Reparameterization
 from quell.estimators import ScoreFunction as ScoreFunction
 from quell.estimators import TransposedReparameterization as TransposedReparameterization

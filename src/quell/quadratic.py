@@ -39,6 +39,10 @@ class AbstractCurvature(eqx.Module):
     def scale(self, factor: float) -> "AbstractCurvature":
         r"""Return the matrix times a number."""
 
+    @abstractmethod
+    def mean(self) -> "AbstractCurvature":
+        """Return the mean of several matrices, which are stacked along a leading axis."""
+
     def matvec(self, vector: Float[Array, "latent"]) -> Float[Array, "latent"]:
         r"""Return \(H v\)."""
         return self.matmul(vector[:, None])[:, 0]
@@ -72,6 +76,9 @@ class DenseCurvature(AbstractCurvature):
     def scale(self, factor: float) -> "DenseCurvature":
         return DenseCurvature(factor * self.matrix)
 
+    def mean(self) -> "DenseCurvature":
+        return DenseCurvature(jnp.mean(self.matrix, axis=0))
+
 
 class FactoredCurvature(AbstractCurvature):
     r"""Curvature \(\sum_k s_k x_k x_k^\top\), as a linear predictor gives it."""
@@ -95,6 +102,9 @@ class FactoredCurvature(AbstractCurvature):
     def scale(self, factor: float) -> "FactoredCurvature":
         return FactoredCurvature(self.rows, factor * self.weight)
 
+    def mean(self) -> "FactoredCurvature":
+        return FactoredCurvature(jnp.concatenate(self.rows), jnp.concatenate(self.weight) / self.rows.shape[0])
+
 
 class DiagonalCurvature(AbstractCurvature):
     """Curvature that is a diagonal matrix, as independent Gaussian priors give it."""
@@ -116,6 +126,9 @@ class DiagonalCurvature(AbstractCurvature):
 
     def scale(self, factor: float) -> "DiagonalCurvature":
         return DiagonalCurvature(factor * self.values)
+
+    def mean(self) -> "DiagonalCurvature":
+        return DiagonalCurvature(jnp.mean(self.values, axis=0))
 
     def trace_with(
         self, variance: Float[Array, "latent"], product: Callable[[Array], Float[Array, "rank latent"]]
@@ -144,6 +157,9 @@ class SumCurvature(AbstractCurvature):
 
     def scale(self, factor: float) -> "SumCurvature":
         return SumCurvature(tuple(piece.scale(factor) for piece in self.pieces))
+
+    def mean(self) -> "SumCurvature":
+        return SumCurvature(tuple(piece.mean() for piece in self.pieces))
 
     def trace_with(
         self, variance: Float[Array, "latent"], product: Callable[[Array], Float[Array, "rank latent"]]

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from quell.approximations.hessian_product import hessian_products
 from quell.models import LinearPredictor
 from quell.problem import Problem
 from quell.quadratic import DenseCurvature, Quadratic
+from quell.terms.hessian_product import hessian_products
 
 
 class AbstractAnchor(eqx.Module):

@@ -13,7 +13,6 @@ from quell.approximations.anchored_term import AnchoredTerm, SketchedTerm
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.batching import any_of_batch
 from quell.approximations.full_expansion import expand_data, expand_prior
-from quell.approximations.second_derivative import refuses_second_derivative
 from quell.approximations.sketch import AbstractSketch, DenseSketch, DiagonalSketch, LowRankSketch, Products
 from quell.checks import check_count, check_name
 from quell.evaluation import Evaluation
@@ -21,6 +20,7 @@ from quell.models import LinearPredictor
 from quell.problem import Problem
 from quell.quadratic import AbstractCurvature, DenseCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, Prior, Total
+from quell.terms.second_derivative import refuses_second_derivative
 
 Curvature = Literal["auto", "dense", "low-rank", "diagonal"]
 

@@ -8,12 +8,12 @@ from numpy.typing import ArrayLike
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
-from quell.approximations.second_derivative import refuses_second_derivative
 from quell.checks import check_finite
 from quell.evaluation import Batch, Evaluation
 from quell.problem import Problem
 from quell.quadratic import Quadratic
 from quell.terms import AbstractTerm
+from quell.terms.second_derivative import refuses_second_derivative
 
 
 def _as_anchor(anchor: ArrayLike | None) -> Array | None:

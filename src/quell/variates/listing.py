@@ -29,6 +29,7 @@ from quell.estimators import (
     ConditionalScoreFunction,
     GeneralizedReparameterization,
     LocalReparameterization,
+    Price,
     Reparameterization,
     ScoreFunction,
     TransposedReparameterization,
@@ -191,7 +192,7 @@ def _estimators(problem: Problem, *, has_data: bool) -> list[AbstractEstimator]:
     found: list[AbstractEstimator] = []
     for full in (False, True) if has_data else (False,):
         found += [Reparameterization(name, full_data=full) for name in names]
-        found += [TransposedReparameterization(full_data=full)]
+        found += [TransposedReparameterization(full_data=full), Price(full_data=full)]
         found += [LocalReparameterization(full_data=full), GeneralizedReparameterization(full_data=full)]
         found += [ScoreFunction(name, full_data=full) for name in names]
         found += [ConditionalScoreFunction(full_data=full), ClosedForm(full_data=full)]

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.approximations.hessian_product import hessian_products
 from quell.models import AbstractModel
 from quell.problem import Problem
-from quell.terms import AbstractTerm, Data, Prior
+from quell.terms.base import AbstractTerm
+from quell.terms.data import Data
+from quell.terms.hessian_product import hessian_products
+from quell.terms.prior import Prior
 
 
 def refuses_second_derivative(problem: Problem, term: AbstractTerm) -> str | None:
