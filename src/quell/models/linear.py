@@ -2,6 +2,7 @@
 """Models that see the latent only through a linear predictor x·z."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +17,13 @@ from numpy.typing import ArrayLike
 from quell.checks import check_finite, check_positive
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.prior import AbstractPrior, NormalPrior
-from quell.models.quadrature import normal_nodes
+from quell.models.quadrature import normal_expectation
 from quell.quadratic import FactoredCurvature, Quadratic
 
 LogDensity = Callable[[Array, Array], Array]
+ExpectedLogDensity = Callable[[Array, Array, Array], Array]
+Vector = Float[Array, "datum"]
+Expectations = Callable[[Vector, Vector, Vector], tuple[Vector, Vector, Vector]]
 
 
 class LinearData(eqx.Module):
@@ -41,12 +45,21 @@ class LinearPredictor(AbstractModel):
         log_density: \(\log p(y \mid t)\) as a function of the predictor `t` and the target `y`, scalars.
         prior: over the flat latent.
         is_quadratic: whether `log_density` is a quadratic in `t`.
+        is_smooth: whether it bends no more sharply in `t` than the logistic one and grows no faster, so that
+            expectations under a predictor that hardly moves take a few evaluations only.
+        expected: \(E \log p(y \mid t)\) for \(t \sim N(m, v)\) as a function of `m`, `v` and `y`, where it has a
+            closed form; by quadrature else.
+
+    Where `log_density` has a kink, as that of a Laplace distribution, and where a unit of `t` is many times the
+    distance over which it bends, quadrature is off by some percent without notice; write `expected` there.
     """
 
     data: LinearData
     prior: AbstractPrior
     log_density: LogDensity = eqx.field(static=True)
     is_quadratic: bool = eqx.field(static=True, default=False)
+    is_smooth: bool = eqx.field(static=True, default=False)
+    expected: ExpectedLogDensity | None = eqx.field(static=True, default=None)
 
     @property
     def dim(self) -> int:
@@ -81,12 +94,11 @@ class LinearPredictor(AbstractModel):
             variance: \(v_i\), of each predictor.
             batch: features and targets.
             where: the data that count; all of them by default.
-            coarse: take a few nodes only, for a quadratic that need not be the closest.
+            coarse: take a few nodes only, the same for all data, for a quadratic that need not be the closest.
 
         References: Challis & Barber (2013), "Gaussian Kullback-Leibler approximate inference", section 2.
         """
-        predictor, nodes = batch.features @ mean, normal_nodes(mean.dtype, coarse=coarse)
-        found = self._expectations(predictor, variance, batch.targets, nodes)
+        found = self._expectations(batch.features @ mean, variance, batch.targets, coarse=coarse)
         value, first, second = (e if where is None else jnp.where(where, e, 0.0) for e in found)
         constant = jnp.sum(value - 0.5 * second * variance)
         return Quadratic(mean, constant, first @ batch.features, FactoredCurvature(batch.features, second))
@@ -108,28 +120,35 @@ class LinearPredictor(AbstractModel):
     def expected_log_likelihood(
         self, predictor: Float[Array, "datum"], variance: Float[Array, "datum"], batch: PyTree
     ) -> Float[Array, "datum"]:
-        r"""\(E \log p(y_i \mid t)\) for \(t \sim N(m_i, v_i)\), by quadrature; `predictor` is \(m\)."""
-        noise, weights = normal_nodes(predictor.dtype)
-        at = _spread(predictor, variance, noise)
-        return jax.vmap(jax.vmap(self.log_density, (0, None)))(at, batch.targets) @ weights
+        r"""\(E \log p(y_i \mid t)\) for \(t \sim N(m_i, v_i)\), with `predictor` \(m\).
+
+        Its derivatives in the mean and in the variance are \(E f'(t)\) and \(E f''(t) / 2\), of the same quadrature.
+        """
+        return _expected_value(self._expectations, predictor, variance, batch.targets)
 
     def _expectations(
-        self,
-        predictor: Float[Array, "datum"],
-        variance: Float[Array, "datum"],
-        targets: Float[Array, "datum"],
-        nodes: tuple[Float[Array, "node"], Float[Array, "node"]],
-    ) -> tuple[Float[Array, "datum"], Float[Array, "datum"], Float[Array, "datum"]]:
+        self, mean: Vector, variance: Vector, targets: Vector, *, coarse: bool = False
+    ) -> tuple[Vector, Vector, Vector]:
         r"""\(E f(t)\), \(E f'(t)\) and \(E f''(t)\) for each datum.
 
-        The last is \(E[f'(t)\,\eta] / s\) with \(t = m + s\eta\): no second derivative is evaluated, and the three are
-        consistent derivatives of one sum over the nodes.
+        By quadrature the last is \(E[f'(t)\,\eta] / s\) with \(t = m + s\eta\): no second derivative is evaluated, and
+        a kink of \(f\) has its share.
         """
-        (noise, weights), is_fixed = nodes, variance == 0
-        at = _spread(predictor, variance, noise)
-        values, slopes = jax.vmap(jax.vmap(jax.value_and_grad(self.log_density), (0, None)))(at, targets)
-        bend = slopes @ (weights * noise) / jnp.sqrt(jnp.where(is_fixed, 1.0, variance))
-        return values @ weights, slopes @ weights, jnp.where(is_fixed, 0.0, bend)
+        closed = _of_quadratic(self.log_density) if self.is_quadratic else self.expected
+        if closed is not None:
+            return jax.vmap(_two_derivatives(closed))(mean, variance, targets)
+        is_fixed = variance == 0  # a row of zeros: its predictor does not move, and there is no dividing by its scale
+        divisor = jnp.sqrt(jnp.where(is_fixed, 1.0, variance))
+
+        def expect(function: LogDensity) -> tuple[Vector, Vector]:
+            of_all = jax.vmap(jax.vmap(function, (0, None)))
+            scale = jnp.where(is_fixed, 0.0, divisor)
+            return normal_expectation(
+                lambda at: of_all(at, targets), mean, scale, is_smooth=self.is_smooth, coarse=coarse
+            )
+
+        first, tilt = expect(jax.grad(self.log_density))
+        return expect(self.log_density)[0], first, jnp.where(is_fixed, 0.0, tilt / divisor)
 
     def __repr__(self) -> str:
         """Likelihood and size in one line."""
@@ -204,7 +223,7 @@ def logistic_regression(
     signs = _signs(labels)
     data = _linear_data(features, np.ones_like(signs))
     folded = LinearData(jnp.asarray(signs, data.features.dtype)[:, None] * data.features, data.targets)
-    return LinearPredictor(folded, prior or NormalPrior(), log_sigmoid)
+    return LinearPredictor(folded, prior or NormalPrior(), log_sigmoid, is_smooth=True)
 
 
 def poisson_regression(
@@ -224,7 +243,7 @@ def poisson_regression(
             "`counts` was given with negative or fractional entries. Non-negative integers were needed. "
             "Use `gaussian_regression` for real-valued targets."
         )
-    return LinearPredictor(_linear_data(features, counts), prior or NormalPrior(), poisson)
+    return LinearPredictor(_linear_data(features, counts), prior or NormalPrior(), poisson, expected=expected_poisson)
 
 
 def gaussian_regression(
@@ -260,6 +279,11 @@ def poisson(predictor: Float[Array, ""], target: Float[Array, ""]) -> Float[Arra
     return target * predictor - jnp.exp(predictor) - jax.lax.lgamma(target + 1.0)
 
 
+def expected_poisson(mean: Float[Array, ""], variance: Float[Array, ""], target: Float[Array, ""]) -> Float[Array, ""]:
+    """Its expectation under a normal predictor, from the mean of a log-normal."""
+    return target * mean - jnp.exp(mean + 0.5 * variance) - jax.lax.lgamma(target + 1.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
     """Normal log-likelihood with known noise."""
@@ -272,18 +296,34 @@ class Gaussian:
         return -0.5 * ((target - predictor) / self.noise) ** 2 - constant
 
 
-def _spread(
-    mean: Float[Array, "datum"], variance: Float[Array, "datum"], noise: Float[Array, "node"]
-) -> Float[Array, "datum node"]:
-    is_fixed = variance == 0  # a row of zeros: its predictor does not move, and a square root has no slope there
-    scale = jnp.where(is_fixed, 0.0, jnp.sqrt(jnp.where(is_fixed, 1.0, variance)))
-    return mean[:, None] + scale[:, None] * noise
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _expected_value(expectations: Expectations, mean: Vector, variance: Vector, targets: Vector) -> Vector:
+    return expectations(mean, variance, targets)[0]
 
 
-def _two_derivatives(function: LogDensity) -> Callable[[Array, Array], tuple[Array, Array, Array]]:
-    def evaluate(predictor: Array, target: Array) -> tuple[Array, Array, Array]:
+@_expected_value.defjvp
+def _expected_value_jvp(
+    expectations: Expectations, primals: tuple[Vector, ...], tangents: tuple[Vector, ...]
+) -> tuple[Vector, Vector]:
+    """Price's theorem; the targets are data, and not differentiated."""
+    value, first, second = expectations(*primals)
+    return value, first * tangents[0] + 0.5 * second * tangents[1]
+
+
+def _of_quadratic(log_density: LogDensity) -> ExpectedLogDensity:
+    def expected(mean: Array, variance: Array, target: Array) -> Array:
+        value, _, second = _two_derivatives(log_density)(mean, target)
+        return value + 0.5 * variance * second
+
+    return expected
+
+
+def _two_derivatives(function: Callable[..., Array]) -> Callable[..., tuple[Array, Array, Array]]:
+    """Value and two derivatives in the first argument."""
+
+    def evaluate(predictor: Array, *others: Array) -> tuple[Array, Array, Array]:
         def first(t: Array) -> tuple[Array, Array]:
-            value, slope = jax.value_and_grad(function)(t, target)
+            value, slope = jax.value_and_grad(function)(t, *others)
             return slope, value
 
         slope, second, value = jax.jvp(first, (predictor,), (jnp.ones_like(predictor),), has_aux=True)
