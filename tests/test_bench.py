@@ -19,18 +19,22 @@ from typer.testing import CliRunner
 
 import quell
 import tolerances
-from quell.bench import clock, models, problems
+from quell.bench import clock, models, problems, trial
+from quell.bench.fixed import base_options, fixed_options
 from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
-from quell.bench.judge import elbo_of
+from quell.bench.judge import elbo_of, seconds_of
 from quell.bench.methods import Hyper, falling, own_methods
 from quell.bench.optimum import best_gaussian
 from quell.bench.peers import load_peer, peer_names
 from quell.bench.piece import Outcome
+from quell.bench.race import Entry, entries_of
 from quell.bench.reference import Reference
 from quell.bench.report import Report
-from quell.bench.runner import AbstractRunner, Axis, Method
-from quell.bench.search import Search, median
+from quell.bench.runner import AbstractRunner, Axis
+from quell.bench.search import search
+from quell.bench.trial import Trials, median
 from quell.cli.app import app
+from quell.cli.bench import sooner_lines
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")
 
@@ -127,6 +131,7 @@ def test_the_judge_uses_common_draws_and_knows_what_is_not_finite(benches):
     assert elbo_of(bench, here) == elbo_of(bench, here)
     assert elbo_of(bench, here) > elbo_of(bench, isotropic(bench.start, 1.0, full_rank=True))
     assert elbo_of(bench, Gaussian(here.mean.at[0].set(jnp.nan), here.scale)) == -math.inf
+    assert 0 < seconds_of(bench) < 10
 
 
 # Clock and search, on a runner whose ELBO is a known function of its steps
@@ -136,21 +141,23 @@ def test_the_judge_uses_common_draws_and_knows_what_is_not_finite(benches):
 def ticks(monkeypatch):
     """A clock of our own, which a step moves on by a millisecond."""
     now = [0.0]
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for module in (clock, trial):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
 
 class Descent(AbstractRunner):
-    """The gap after n steps is `10 (1 - rate)^n`; each step takes a millisecond."""
+    """The gap after n steps is `10 (1 - rate)^n`, and `noise` times the rate that is left; a step is a millisecond."""
 
     label = "made up"
 
-    def __init__(self, ticks, axes=None):
-        self.ticks, self.axes = ticks, axes or {}
-        self.asked = []
+    def __init__(self, ticks, axes=None, noise=0.0):
+        self.ticks, self.axes, self.noise = ticks, axes or {}, noise
+        self.asked, self.started = [], []
 
     def start(self, key, mean, setting):
-        return {"step": 0, "rate": setting.get("rate", 0.1)}
+        self.started.append(setting)
+        return {"step": 0, "rate": setting.get("rate", 0.1), "length": setting.get("length", math.inf)}
 
     def advance(self, state, until):
         self.ticks[0] += 1e-3 * (until - state["step"])
@@ -158,16 +165,21 @@ class Descent(AbstractRunner):
         return state | {"step": until}
 
     def gaussian(self, state):
-        return Gaussian(jnp.array([10.0 * (1 - state["rate"]) ** state["step"]]), jnp.ones(1))
+        rate, step = state["rate"], state["step"]
+        gap = 10.0 * (1 - rate) ** step + self.noise * rate * falling(step, state["length"])
+        return Gaussian(jnp.array([gap]), jnp.ones(1))
 
 
 def gap_judge(gaussian):
     return -float(gaussian.mean[0])
 
 
+GOAL = clock.Goal(gap_judge, 0.0)
+
+
 def test_a_run_stops_at_a_tenth_of_a_nat_and_knows_the_first_point_within_each_target(ticks):
     runner = Descent(ticks)
-    run = clock.timed_run(runner, runner.start(None, None, {}), gap_judge, optimum=0.0, limit=10.0)
+    run = clock.timed_run(runner, runner.start(None, None, {}), GOAL, limit=10.0)
     points = [0, *runner.asked]
     first = {nats: next(n for n in points if 10 * 0.9**n <= nats) for nats in clock.TARGETS}
     assert points[:12] == list(range(12)), "single steps at first"
@@ -178,12 +190,33 @@ def test_a_run_stops_at_a_tenth_of_a_nat_and_knows_the_first_point_within_each_t
     assert list(run.seconds) == sorted(run.seconds)
 
 
+def test_a_dear_judge_is_asked_seldom_and_finds_the_same_points(ticks):
+    runner, asked = Descent(ticks), []
+
+    def run(rate, judge_s):
+        asked.append(0)
+
+        def judge(gaussian):
+            asked[-1] += 1
+            return gap_judge(gaussian)
+
+        goal = clock.Goal(judge, 0.0, judge_s=judge_s)
+        return clock.timed_run(runner, runner.start(None, None, {"rate": rate}), goal, limit=10.0)
+
+    cheap, dear = run(0.003, 0.0), run(0.003, 1.0)
+    for nats in clock.TARGETS:
+        np.testing.assert_allclose(dear.seconds_to(0.0, nats), cheap.seconds_to(0.0, nats), **tolerances.EXACT)
+    assert asked[1] < asked[0]
+    run(1e-9, 20.0)
+    assert asked[2] == 1, "once, at the end, where nothing was reached"
+
+
 def test_a_run_ends_with_its_schedule_its_time_or_where_it_is_not_finite(ticks):
     runner = Descent(ticks)
 
     def run(judge=gap_judge, rate=1e-6, **limits):
         state = runner.start(None, None, {"rate": rate})
-        return clock.timed_run(runner, state, judge, optimum=0.0, **limits)
+        return clock.timed_run(runner, state, clock.Goal(judge, 0.0), **limits)
 
     by_steps = run(limit=10.0, most_steps=30)
     assert by_steps.steps[-1] == 30
@@ -192,29 +225,129 @@ def test_a_run_ends_with_its_schedule_its_time_or_where_it_is_not_finite(ticks):
     assert run(judge=lambda gaussian: -math.inf, limit=10.0).steps[-1] == 5
 
 
+def test_warming_up_times_a_step_and_stays_within_the_schedule(ticks):
+    runner = Descent(ticks)
+    key, mean = jax.random.key(0), jnp.zeros(1)
+    warm = clock.warm_up(runner, key, mean, {})
+    np.testing.assert_allclose([warm.compile_s, warm.step_s], 1e-3, **tolerances.EXACT)
+    assert runner.asked == [1, 2, 4, 8, 16, 32, 64]
+    runner.asked = []
+    clock.warm_up(runner, key, mean, {"length": 2})
+    assert runner.asked == [1, 2]
+
+
 def test_the_median_is_infinite_when_fewer_than_half_arrive():
     assert median([1.0, math.inf, 3.0]) == 3.0
     assert median([1.0, math.inf]) == math.inf
     assert median([1.0, math.inf, math.inf]) == math.inf
 
 
-def test_the_search_climbs_to_the_best_setting_and_runs_it_with_other_seeds(benches, ticks):
-    runner = Descent(ticks, {"rate": Axis((0.02, 0.05, 0.1, 0.2, 0.4), 1)})
-    search = Search(benches["sonar"], gap_judge, 0.0, budget=20.0)
-    tried = search.run(Method("made up", lambda: [runner]), num_seeds=2)
-    assert tried[0].setting == {"rate": 0.4}
-    assert tried[0].is_final
-    assert len(tried[0].runs) == 2
-    assert {one.setting["rate"] for one in tried} == {0.05, 0.1, 0.2, 0.4}
+LENGTHS = Axis((20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, math.inf), 3)
 
 
-def test_a_run_slower_than_the_best_so_far_is_abandoned(benches, ticks):
-    runner = Descent(ticks, {"rate": Axis((0.05, 0.1, 0.2, 0.4), 3)})
-    search = Search(benches["sonar"], gap_judge, 0.0, budget=20.0)
-    best, slow = search.run(Method("made up", lambda: [runner]), num_seeds=1)
-    assert (best.setting["rate"], slow.setting["rate"]) == (0.4, 0.2)
-    assert math.isinf(slow.score(0.0)[0])
-    assert not slow.is_final
+@pytest.mark.parametrize("rates", [(0.01, 0.03, 0.1, 0.3), (1e-4, 5e-4, 1e-3, 3e-3, 0.01)])
+def test_the_search_finds_the_settings_that_trying_all_finds(benches, ticks, rates):
+    runner = Descent(ticks, {"length": LENGTHS, "rate": Axis(rates, 0)}, noise=1 / max(rates))
+    trials = Trials(benches["sonar"], GOAL)
+    found = search(trials, [runner], budget=60.0, num_seeds=2)
+    everything = Trials(benches["sonar"], GOAL)
+    for length in LENGTHS.values:
+        for rate in rates:
+            setting = {"length": length, "rate": rate}
+            run = everything.one(runner, setting, 0, 8.0)
+            everything._seen[trial._key(runner, setting)] = (trial.Tried(runner, setting, 0.0, (run,), False), 8.0)
+    finalists = [one for one in found if one.is_final]
+    assert len(finalists) <= 4
+    assert all(len(one.runs) == 2 for one in finalists)
+    assert found[: len(finalists)] == finalists
+    for nats in clock.TARGETS:
+        best = everything.best(nats)
+        assert math.isfinite(best)
+        np.testing.assert_allclose(min(one.seconds_to(0.0, nats) for one in finalists), best, **tolerances.EXACT)
+
+
+def test_an_entry_takes_the_longest_schedule_that_ends_within_its_round(ticks):
+    runner = Descent(ticks, {"length": LENGTHS, "rate": Axis((0.1, 0.3), 0)})
+    entries = entries_of([runner])
+    assert len(set(entries)) == len(entries) == 4
+    falls = Entry(runner, (("rate", 0.3),), is_constant=False)
+    assert falls in entries
+    assert falls.setting(1e-3, 0.6) == {"rate": 0.3, "length": 500.0}
+    assert falls.setting(1e-3, 0.5) == {"rate": 0.3, "length": 200.0}
+    assert falls.setting(1.0, 0.5) == {"rate": 0.3, "length": 20.0}
+    assert Entry(runner, (("rate", 0.3),), is_constant=True).setting(1e-3, 0.5)["length"] == math.inf
+    assert (
+        dict(falls.with_lower_rate().chosen) == dict(falls.with_lower_rate().with_lower_rate().chosen) == {"rate": 0.1}
+    )
+    bare = Entry(Descent(ticks), (), is_constant=False)
+    assert bare.setting(1e-3, 0.5) == {}
+    assert bare.with_lower_rate() == bare
+
+
+def test_the_best_of_each_program_goes_on_for_what_is_slow_at_first_may_win(benches, ticks):
+    class Late(Descent):
+        """Nothing for a second, and then all at once."""
+
+        label = "late"
+
+        def gaussian(self, state):
+            return Gaussian(jnp.array([99.0 if state["step"] < 1000 else 0.0]), jnp.ones(1))
+
+    noisy = Descent(ticks, {"rate": Axis(tuple(k / 100 for k in range(1, 41)), 0)}, noise=1e3)
+    late = Late(ticks, {"rate": Axis((0.1, 0.2), 0)})
+    found = search(Trials(benches["sonar"], GOAL), [noisy, late], budget=60.0, num_seeds=1)
+    assert found[0].runner is late
+    assert sum(one.runner is late for one in found) == 2
+    assert sum(one.runner is noisy for one in found) == 40
+
+
+def test_each_program_is_run_once_even_without_time(benches, ticks):
+    runners = [Descent(ticks, {"rate": Axis((0.01 * k, 0.1), 0)}) for k in range(1, 9)]
+    trials = Trials(benches["sonar"], GOAL)
+    search(trials, runners, budget=1e-6, num_seeds=1)
+    assert all(runner.started for runner in runners)
+    assert len(trials.tried) < 16
+
+
+def test_one_setting_is_run_once_and_with_all_seeds(benches, ticks):
+    runner = Descent(ticks)
+    (only,) = search(Trials(benches["sonar"], GOAL), [runner], budget=1e-6, num_seeds=3)
+    assert len(only.runs) == 3
+    assert len(runner.started) == 5, "to warm up, to search, and three times to compare"
+
+
+def test_a_search_without_time_goes_on_with_the_best_of_what_it_has_tried(benches, ticks):
+    runner = Descent(ticks, {"rate": Axis(tuple(1e-6 * k for k in range(1, 101)), 0)})
+    trials = Trials(benches["sonar"], GOAL)
+    found = search(trials, [runner], budget=10.0, num_seeds=1)
+    assert 10 < len(found) < 90
+    assert trials.spent < 2 * 10.0
+    assert found[0].setting["rate"] == max(one.setting["rate"] for one in found)
+
+
+def test_a_run_is_stopped_soon_after_the_best_time_and_not_run_again(benches, ticks):
+    runner = Descent(ticks, {"rate": Axis((0.01, 0.1, 0.11), 0)})
+    trials = Trials(benches["sonar"], GOAL)
+    best = trials.run(runner, {"rate": 0.11}, 8.0).seconds_to(0.0, 0.1)
+    assert math.isfinite(trials.run(runner, {"rate": 0.1}, 8.0).seconds_to(0.0, 0.1)), "a near tie is seen"
+    slow = trials.run(runner, {"rate": 0.01}, 8.0)
+    assert math.isinf(slow.seconds_to(0.0, 0.1))
+    assert slow.runs[0].seconds[-1] < 1.4 * best
+    count = len(runner.started)
+    assert trials.run(runner, {"rate": 0.01}, 8.0) is slow
+    assert len(runner.started) == count
+    assert [one.setting["rate"] for one in trials.ranked(0.1)] == [0.11, 0.1, 0.01]
+
+
+def test_where_the_optimum_is_not_known_the_best_elbo_seen_takes_its_place(benches, ticks):
+    runner = Descent(ticks, {"rate": Axis((0.01, 0.1), 0)})
+    trials = Trials(benches["network"], clock.Goal(gap_judge, -2.0, beyond=3.0))
+    trials.run(runner, {"rate": 0.1}, 0.2)
+    assert -0.01 < trials.optimum <= 0
+    assert trials.best(0.1) > 0.04, "the time to a tenth of a nat below what was seen, not below what was known"
+    exact = Trials(benches["network"], clock.Goal(gap_judge, -2.0))
+    exact.run(runner, {"rate": 0.1}, 0.2)
+    assert exact.optimum == -2.0
 
 
 def test_a_falling_rate_is_constant_for_an_infinite_length():
@@ -232,7 +365,24 @@ def test_our_methods_are_named_and_one_of_them_runs(benches, name):
     assert len(set(names)) == len(names)
     assert all(name.startswith("quell ") for name in names)
     assert ("quell S7" in names) == (name == "sonar")
-    assert {"quell auto", "quell base", "quell ensemble", "quell base, more samples"} <= set(names)
+    assert {"quell auto", "quell fixed", "quell base", "quell ensemble", "quell base, more samples"} <= set(names)
+
+
+@pytest.mark.parametrize(("name", "sets"), [("sonar", 8), ("hierarchical", 16)])
+def test_the_fixed_choices_are_all_sets_of_candidates_and_each_comes_once(benches, name, sets):
+    problem = benches[name].problem
+    found = fixed_options(problem)
+    sampled = [one for one in found if one.base is None]
+    kinds = {(frozenset(v.name for v in one.variates), one.sampler.num_replicates) for one in sampled}
+    assert len(kinds) == len(sampled)
+    defaults = {names for names, num in kinds if num == 10}
+    assert frozenset(variate.name for variate in quell.default_variates(problem, sampled[0].sampler)) in defaults
+    candidates = {variate.name for variate in max((one.variates for one in sampled), key=len)}
+    assert len([names for names in defaults if names <= candidates]) == sets
+    assert {num for _, num in kinds} == {10, 20, 40}
+    assert (frozenset(), 40) in kinds
+    assert (len(found) - len(sampled)) == (name == "sonar"), "the exact gradient"
+    assert base_options(problem).variates == ()
 
 
 def test_a_program_serves_all_settings_and_chunks_do_not_matter(benches):
@@ -271,9 +421,16 @@ def test_the_report_compares_with_the_fastest_peer_and_takes_the_best_elbo_seen(
     content = json.loads(json.dumps(report.content()))
     row = content["rows"][0]
     assert (row["seconds_to_1_nat"], row["seconds_to_0.1_nat"], row["us_per_step"]) == (0.5, 0.5, 5000.0)
+    assert report.comparisons("made") == {"auto than the best peer": {"1 nat": 4.0, "0.1 nat": 4.0}}
+    assert sooner_lines(report, "made") == ["Times sooner, auto than the best peer: 4 to 1 nat, 4 to 0.1 nat."]
+    assert content["times_sooner"]["made"] == report.comparisons("made")
     exact = Report([quiet], {"made": Reference(-9.0, "exact optimum")})
     assert exact.content()["rows"][0]["seconds_to_0.1_nat"] is None
     assert exact.content()["rows"][0]["final_gap"] == 1.0
+    assert exact.comparisons("made") == {"auto than the best peer": {"1 nat": None, "0.1 nat": None}}
+    assert sooner_lines(exact, "made") == []
+    fixed = Report([quiet, outcome("quell fixed", 0.25)], {"made": Reference(-10.0, "exact optimum")})
+    assert fixed.comparisons("made")["auto than the best fixed choice"] == {"1 nat": 0.5, "0.1 nat": 0.5}
 
 
 # Peers and the command
@@ -321,7 +478,9 @@ def report(tmp_path_factory):
 
 def test_the_command_writes_the_documented_schema(report):
     content = json.loads((report.out / "bench.json").read_text())
-    assert {"rows", "optima", "machine", "versions", "curves", "tried", "seconds"} <= set(content)
+    assert {"rows", "optima", "machine", "versions", "curves", "tried", "seconds", "budget", "times_sooner"} <= set(
+        content
+    )
     needed = {"problem", "method", "setting", "us_per_step", "compile_s", "final_gap"}
     needed |= {"seconds_to_1_nat", "seconds_to_0.1_nat"}
     assert all(needed <= set(row) for row in content["rows"])
@@ -352,6 +511,7 @@ BAD = {
     "--problems sonnar": r"The problem 'sonnar' is not known\. .* Did you mean 'sonar'",
     "--methods bass": r"The method 'bass' is not known\. .* Did you mean 'base'",
     "--peers guez": r"The peer 'guez' is not known\. .* Did you mean 'guess'",
+    "--budget 0": r"`budget` was given as 0\. An integer of at least 1 was needed\.",
     "--seeds 0": r"`seeds` was given as 0\. An integer of at least 1 was needed\.",
 }
 

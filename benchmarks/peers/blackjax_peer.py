@@ -31,7 +31,7 @@ class VIRunner(AbstractRunner):
         self.bench, self.batch_size, self.num_samples, self.axes = bench, batch_size, num_samples, axes
         self.label = structure_text(batch_size, num_samples)
         self.vi = fullrank_vi if bench.full_rank else meanfield_vi
-        self._advance = jax.jit(self._loop)
+        self._advance, self._compiled_gaussian = jax.jit(self._loop), jax.jit(self._gaussian)
 
     def _optimizer(self, rate, length):
         return optax.adam(lambda count: rate * falling(count, length))
@@ -69,11 +69,14 @@ class VIRunner(AbstractRunner):
         return self._advance(self.bench.problem.model.data, state, jnp.int32(until))
 
     def gaussian(self, state):
+        return self._compiled_gaussian(state.vi)
+
+    def _gaussian(self, vi):
         if not self.bench.full_rank:
-            return Gaussian(state.vi.mu, jnp.exp(state.vi.rho))
+            return Gaussian(vi.mu, jnp.exp(vi.rho))
         dim = self.bench.dim
-        lower = jnp.zeros((dim, dim)).at[jnp.tril_indices(dim, k=-1)].set(state.vi.chol_params[dim:])
-        return Gaussian(state.vi.mu, lower + jnp.diag(jnp.exp(state.vi.chol_params[:dim])))
+        lower = jnp.zeros((dim, dim)).at[jnp.tril_indices(dim, k=-1)].set(vi.chol_params[dim:])
+        return Gaussian(vi.mu, lower + jnp.diag(jnp.exp(vi.chol_params[:dim])))
 
 
 class PathfinderRunner(AbstractRunner):

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpyro
+from numpyro.distributions import biject_to
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
+from numpyro.infer.svi import SVIState
 
 from quell.bench.gaussian import Gaussian
 from quell.bench.methods import falling, structure_text
@@ -35,8 +37,8 @@ class SVIRunner(AbstractRunner):
         self.svi = SVI(bench.numpyro_model, self.guide, numpyro.optim.Adam(0.1), self.loss)
         self.svi.init(jax.random.key(0), *bench.rows, num_data=bench.num_data)  # sets up the guide
         self.order = self._order()
-        self.fresh: dict[float, Any] = {}
-        self._advance = jax.jit(self._loop)
+        self.is_in_order = bool(jnp.all(self.order == jnp.arange(bench.dim)))
+        self._advance, self._compiled_gaussian = jax.jit(self._loop), jax.jit(self._gaussian)
 
     def _order(self):
         """NumPyro's coordinates, counted in quell's: each has the sites in an order of its own."""
@@ -58,21 +60,18 @@ class SVIRunner(AbstractRunner):
         return svi
 
     def start(self, key, mean, setting):
-        fresh = self._fresh(setting["scale"], mean)._replace(rng_key=key)
-        start = State(fresh, jnp.float32(setting["rate"]), jnp.float32(setting["length"]), key, jnp.int32(0))
+        state = SVIState(self._optimizer_state(mean, setting["scale"]), None, key)
+        start = State(state, jnp.float32(setting["rate"]), jnp.float32(setting["length"]), key, jnp.int32(0))
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), start)
 
-    def _fresh(self, scale, mean):
-        """The state before the first step; kept for each scale, since `SVI.init` runs the model without a compiler."""
-        if scale not in self.fresh:
-            scales = jnp.full(self.bench.dim, scale)
-            params = {"auto_loc": mean[self.order]}
-            params |= {"auto_scale_tril": jnp.diag(scales)} if self.bench.full_rank else {"auto_scale": scales}
-            rows = self.bench.rows
-            self.fresh[scale] = self.svi.init(
-                jax.random.key(0), *rows, num_data=self.bench.num_data, init_params=params
-            )
-        return self.fresh[scale]
+    def _optimizer_state(self, mean, scale):
+        """That of `SVI.init`, which would run the model without a compiler."""
+        scales = jnp.full(self.bench.dim, scale)
+        if self.bench.full_rank:
+            name, constraint, scales = "auto_scale_tril", self.guide.scale_tril_constraint, jnp.diag(scales)
+        else:
+            name, constraint = "auto_scale", self.guide.scale_constraint
+        return self.svi.optim.init({"auto_loc": mean[self.order], name: biject_to(constraint).inv(scales)})
 
     def _loop(self, rows, state, until):
         svi = self._with_optimizer(state.rate, state.length)
@@ -92,11 +91,13 @@ class SVIRunner(AbstractRunner):
         return self._advance(self.bench.rows, state, jnp.int32(until))
 
     def gaussian(self, state):
-        params = self.svi.get_params(state.svi)
-        back = jnp.argsort(self.order)
+        return self._compiled_gaussian(state.svi)
+
+    def _gaussian(self, state):
+        params, back = self.svi.get_params(state), jnp.argsort(self.order)
         if not self.bench.full_rank:
             return Gaussian(params["auto_loc"][back], params["auto_scale"][back])
-        if bool(jnp.all(back == jnp.arange(self.bench.dim))):
+        if self.is_in_order:
             return Gaussian(params["auto_loc"], params["auto_scale_tril"])
         rows = params["auto_scale_tril"][back]
         return Gaussian(params["auto_loc"][back], jnp.linalg.cholesky(rows @ rows.T))

@@ -60,7 +60,7 @@ class OneShotRunner(AbstractRunner):
         names = [variable.name for variable in self.model.continuous_value_vars]
         back = np.argsort(pymc_peer.flat_order(self.bench, names))
         mean, covariance = self.moments(state["found"])
-        return Gaussian(jnp.asarray(mean[back]), jnp.asarray(np.linalg.cholesky(covariance[back][:, back])))
+        return Gaussian(jnp.asarray(mean[back]), jnp.linalg.cholesky(jnp.asarray(covariance[back][:, back])))
 
     def most_steps(self, setting):
         return 1

@@ -18,10 +18,29 @@ TARGETS = (1.0, 0.1)
 
 _GROWTH = 0.1
 _JUDGED_EVERY = 5
+_TIMED_S = 0.02
 _STALLED_AFTER = 2000
 _NEAR = 5.0
 
 Judge = Callable[[Gaussian], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """Where runs are to arrive, and who says how far they have come.
+
+    Attributes:
+        judge: the ELBO of a Gaussian.
+        optimum: that runs stop at.
+        beyond: nats above the optimum that a run may go on to, where a better one may be found; then all points near
+            the optimum are judged.
+        judge_s: seconds of a judgement; points that are nearer to each other than that are not judged on the way.
+    """
+
+    judge: Judge
+    optimum: float
+    beyond: float = 0.0
+    judge_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,44 +68,47 @@ class Run:
         return 1e6 * self.seconds[-1] / self.steps[-1]
 
 
-def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> float:
-    """Compile, and run a few steps; returns the seconds of the first start and the first step."""
+@dataclasses.dataclass(frozen=True)
+class Warm:
+    """A program that has been compiled.
+
+    Attributes:
+        compile_s: seconds of the first start and the first step.
+        step_s: seconds of a later step.
+    """
+
+    compile_s: float
+    step_s: float
+
+
+def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> Warm:
+    """Compile, and go on until a chunk is long enough to time its steps."""
     began = time.perf_counter()
-    _, state = _timed(runner, runner.start(key, mean, setting), 1)
-    seconds = time.perf_counter() - began
-    most = runner.most_steps(setting)
-    for until in (2, 4, 8):
-        if until <= most:
-            _, state = _timed(runner, state, until)
-    return seconds
+    elapsed, state = _timed(runner, runner.start(key, mean, setting), 1)
+    compile_s, steps, until = time.perf_counter() - began, 1, 2
+    while until <= runner.most_steps(setting) and (until <= 4 or elapsed < _TIMED_S):
+        steps = until // 2
+        elapsed, state = _timed(runner, state, until)
+        until *= 2
+    return Warm(compile_s, elapsed / steps)
 
 
 def timed_run(
-    runner: AbstractRunner,
-    state: Any,
-    judge: Judge,
-    *,
-    optimum: float,
-    limit: float,
-    most_steps: float | int = math.inf,
-    beyond: float = 0.0,
+    runner: AbstractRunner, state: Any, goal: Goal, *, limit: float, most_steps: float | int = math.inf
 ) -> Run:
     """Advance until a tenth of a nat is reached, the steps or the seconds are over, or nothing gets better.
 
-    Chunks are of one step at first and then of a tenth of the steps so far. Every fifth point is judged on the way,
-    and those before the first good one of each target afterwards.
+    Chunks are of one step at first and then of a tenth of the steps so far. Every fifth point is judged on the way, or
+    fewer where that takes longer than the steps; and those before the first good one of each target afterwards.
 
     Args:
         runner: what is run.
         state: from its `start`.
-        judge: the ELBO of a Gaussian.
-        optimum: to stop at.
+        goal: where to arrive.
         limit: most seconds on the clock.
         most_steps: after which nothing more will happen.
-        beyond: nats above the optimum that the run may go on to, where a better one may be found; then all points near
-            the optimum are judged.
     """
-    seconds, steps, points, elbos = [0.0], [0], [runner.gaussian(state)], {}
+    seconds, steps, points, elbos, next_s = [0.0], [0], [runner.gaussian(state)], {}, goal.judge_s
     while True:
         until = int(min(steps[-1] + max(1, int(_GROWTH * steps[-1])), most_steps))
         elapsed, state = _timed(runner, state, until)
@@ -95,15 +117,15 @@ def timed_run(
         points.append(runner.gaussian(state))
         last = len(points) - 1
         is_over = until >= most_steps or seconds[-1] >= limit
-        if is_over or last % _JUDGED_EVERY == 0:
-            elbos[last] = judge(points[last])
-            gap = optimum + beyond - elbos[last]
+        if is_over or (last % _JUDGED_EVERY == 0 and seconds[-1] >= next_s):
+            elbos[last], next_s = goal.judge(points[last]), seconds[-1] + goal.judge_s
+            gap = goal.optimum + goal.beyond - elbos[last]
             if is_over or gap <= TARGETS[-1] or not math.isfinite(gap) or _is_stalled(elbos, steps, most_steps):
                 break
     for target in TARGETS:
-        _fill(elbos, points, judge, optimum - target)
-    if beyond:
-        _fill_from(elbos, points, judge, optimum - _NEAR)
+        _fill(elbos, points, goal.judge, goal.optimum - target)
+    if goal.beyond:
+        _fill_from(elbos, points, goal.judge, goal.optimum - _NEAR)
     judged = sorted(elbos)
     return Run(
         tuple(seconds[k] for k in judged), tuple(steps[k] for k in judged), tuple(float(elbos[k]) for k in judged)
@@ -117,14 +139,15 @@ def _timed(runner: AbstractRunner, state: Any, until: int) -> tuple[float, Any]:
 
 
 def _fill(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: float) -> None:
-    """Judge the points between the last judged one below a level and the first above it."""
-    judged = sorted(elbos)
-    first = next((k for k in judged if elbos[k] >= level), None)
-    if first is None:
-        return
-    before = max((k for k in judged if k < first), default=0)
-    for k in range(before + 1, first):
-        elbos[k] = judge(points[k])
+    """Judge the points between the last judged one below a level and the first above it; of many, halve them first."""
+    while (first := next((k for k in sorted(elbos) if elbos[k] >= level), None)) is not None:
+        before = max((k for k in elbos if k < first), default=0)
+        if first - before <= _JUDGED_EVERY:
+            for k in range(before + 1, first):
+                elbos[k] = judge(points[k])
+            return
+        middle = (before + first) // 2
+        elbos[middle] = judge(points[middle])
 
 
 def _fill_from(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: float) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key
 
+from quell.bench.fixed import base_options, fixed_options
 from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
 from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Axis, Method, Setting
@@ -22,15 +23,15 @@ from quell.draw import Sampler
 from quell.estimators import ClosedForm, Reparameterization
 from quell.fitting import Algorithm, AlgorithmState
 from quell.fitting.loop import LoopState, is_going, take_step
-from quell.fitting.plan import FitOptions, FitPlan, default_sampler
+from quell.fitting.plan import FitOptions, FitPlan
 from quell.gradient import Gradient
 from quell.paper import variates as paper_variates
 from quell.terms import Variational
 from quell.variates import ControlVariate, default_base, default_variates
 
-KINDS = ("auto", "natural", "ensemble", "S7", "single", "base", "more-samples")
-"""Names for `--methods`; `natural` stands for natural-gradient steps on fixed choices, `ensemble` for the automatic
-choice with Adam, `single` for each default variate alone."""
+KINDS = ("auto", "fixed", "ensemble", "S7", "single", "base", "more-samples")
+"""Names for `--methods`; `fixed` stands for natural-gradient steps on the best of all fixed choices and on the base
+gradient, `ensemble` for the automatic choice with Adam, `single` for each default variate alone."""
 
 LARGEST_FULL_BATCH = 20_000
 """With more rows than this our own methods take minibatches only."""
@@ -130,7 +131,9 @@ class FitRunner(AbstractRunner):
         return FitState(self._plan.start, key)
 
     def advance(self, state: FitState, until: int) -> FitState:
-        return FitState(self._advance(state.loop, state.key, jnp.asarray(until, jnp.int32)), state.key)
+        assert self._plan is not None
+        loop = state.loop if state.loop.step else self._plan.begin(state.key, state.loop)
+        return FitState(self._advance(loop, state.key, jnp.asarray(until, jnp.int32)), state.key)
 
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)
@@ -179,7 +182,7 @@ def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: b
     """
     makers: dict[str, Callable[[BenchProblem, bool], list[Method]]] = {
         "auto": _auto,
-        "natural": _natural,
+        "fixed": _fixed,
         "ensemble": _ensemble,
         "S7": _s7,
         "single": _singles,
@@ -193,13 +196,12 @@ def _auto(bench: BenchProblem, quick: bool) -> list[Method]:
     return [Method("quell auto", lambda: [FitRunner(bench, FitOptions())])]
 
 
-def _natural(bench: BenchProblem, quick: bool) -> list[Method]:
-    """Natural-gradient steps on the base gradient alone and on all default variates, for the same samples."""
-    sampler = default_sampler(bench.problem.model, natural=True)
-    choices = {"base": (), "default variates": default_variates(bench.problem, sampler)}
+def _fixed(bench: BenchProblem, quick: bool) -> list[Method]:
+    """Natural-gradient steps on the best of all fixed choices, and on the base gradient alone."""
+    choices = fixed_options(bench.problem)[: 3 if quick else None]
     return [
-        Method(f"quell natural, {name}", lambda one=one: [FitRunner(bench, FitOptions(variates=one, sampler=sampler))])
-        for name, one in choices.items()
+        Method("quell fixed", lambda: [FitRunner(bench, options) for options in choices]),
+        Method("quell natural base", lambda: [FitRunner(bench, base_options(bench.problem))]),
     ]
 
 

@@ -7,18 +7,18 @@ import json
 import math
 from typing import Any, ClassVar
 
-from quell.bench.clock import TARGETS, Run
-from quell.bench.judge import elbo_of
+from quell.bench.clock import TARGETS, Goal, Run
+from quell.bench.judge import elbo_of, seconds_of
 from quell.bench.methods import own_methods
 from quell.bench.peers import Peer
 from quell.bench.problems import BenchProblem, make_problem
 from quell.bench.reference import Reference, find_reference
-from quell.bench.search import Search, Tried, median
+from quell.bench.search import search
+from quell.bench.trial import Trials, Tried, median
 from quell.paper.experiment import AbstractExperiment
 
-_BUDGETS = {"peer": 3.0, "own": 1.0, "quick": 0.4}
-"""Seconds of a search, as multiples of the limit of a run: the peers' is three times as long as ours."""
-
+_OWN_SHARE = 1 / 3
+"""Of the peers' budget: our methods have a program or two each, theirs four."""
 
 _BEYOND = 3.0
 """Nats above a reference that is not the exact optimum at which a run is stopped."""
@@ -69,6 +69,21 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much is tried.
+
+    Attributes:
+        seeds: runs of the best settings.
+        budget: seconds of a peer's search on a problem; our methods have a third of it.
+        quick: few settings.
+    """
+
+    seeds: int
+    budget: int
+    quick: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Kept:
     """A result as text, for the store."""
 
@@ -109,8 +124,7 @@ class MethodPiece(AbstractExperiment[Kept]):
         method: name.
         peer: whose method it is; `None` for ours.
         optimum: to stop at.
-        num_seeds: runs of the best settings.
-        quick: few settings and little time.
+        effort: how much is tried.
     """
 
     result_type: ClassVar[type] = Kept
@@ -119,8 +133,7 @@ class MethodPiece(AbstractExperiment[Kept]):
     method: str
     peer: Peer | None
     optimum: float
-    num_seeds: int
-    quick: bool
+    effort: Effort
 
     @property
     def name(self) -> str:
@@ -132,14 +145,15 @@ class MethodPiece(AbstractExperiment[Kept]):
 
     def run(self) -> Kept:
         bench = problem_of(self.problem, self.data_dir)
-        methods = own_methods(bench, quick=self.quick) if self.peer is None else self.peer.methods(bench, self.quick)
+        quick = self.effort.quick
+        methods = own_methods(bench, quick=quick) if self.peer is None else self.peer.methods(bench, quick)
         method = next(method for method in methods if method.name == self.method)
-        kind = "quick" if self.quick else "own" if self.peer is None else "peer"
         # Where the optimum is only the best known, a run may find a better one.
-        beyond = 0.0 if bench.is_exact or self.quick else _BEYOND
-        judge = functools.partial(elbo_of, bench)
-        search = Search(bench, judge, self.optimum, _BUDGETS[kind] * bench.limit, beyond)
-        return Kept(json.dumps([self._outcome(one) for one in search.run(method, num_seeds=self.num_seeds)]))
+        beyond = 0.0 if bench.is_exact or quick else _BEYOND
+        goal = Goal(functools.partial(elbo_of, bench), self.optimum, beyond, seconds_of(bench))
+        budget = self.effort.budget * (_OWN_SHARE if self.peer is None else 1.0)
+        found = search(Trials(bench, goal), method.make(), budget=budget, num_seeds=self.effort.seeds)
+        return Kept(json.dumps([self._outcome(one) for one in found]))
 
     def _outcome(self, tried: Tried) -> dict[str, Any]:
         return dataclasses.asdict(

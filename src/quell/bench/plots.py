@@ -4,15 +4,19 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from quell.bench.clock import TARGETS
 from quell.diagnostics.looks import PALETTE, on_ground, png_bytes
 
 _COLUMNS = 3
-_LEAST_GAP = 0.01
+_GAPS = (0.03, 3e4)
+_OURS = {"quell auto": 2.8, "quell fixed": 1.2, "quell ensemble": 1.2, "quell base": 1.2}
+"""Our methods that are drawn, with the widths of their lines; the table has all."""
 
 
 def draw_gaps(content: dict[str, Any], path: Path) -> None:
-    """Draw the gap against the seconds, one panel a problem, the fastest setting of each method.
+    """Draw the least gap so far against the seconds, one panel a problem: the peers, and of our methods the main ones.
 
     Args:
         content: of `bench.json`.
@@ -25,6 +29,7 @@ def draw_gaps(content: dict[str, Any], path: Path) -> None:
 def _figure(curves: list[dict[str, Any]]) -> Any:
     from matplotlib.figure import Figure
 
+    curves = [curve for curve in curves if curve["method"] in _OURS or not curve["method"].startswith("quell")]
     problems = list(dict.fromkeys(curve["problem"] for curve in curves))
     styles = _styles(list(dict.fromkeys(curve["method"] for curve in curves)))
     columns = min(_COLUMNS, len(problems))
@@ -34,7 +39,7 @@ def _figure(curves: list[dict[str, Any]]) -> Any:
     for axes, problem in zip(panels, problems, strict=False):
         for curve in curves:
             if curve["problem"] == problem:
-                gaps = [max(gap, _LEAST_GAP) for gap in curve["gaps"]]
+                gaps = np.clip(np.minimum.accumulate(curve["gaps"]), *_GAPS)
                 axes.plot(curve["seconds"], gaps, **styles[curve["method"]])
         for nats in TARGETS:
             axes.axhline(nats, color="#888888", linewidth=1.0, linestyle=":")
@@ -42,22 +47,19 @@ def _figure(curves: list[dict[str, Any]]) -> Any:
         axes.grid(alpha=0.25)
     for axes in panels[len(problems) :]:
         axes.set_visible(False)
-    panels[0].set_ylabel("nats below the optimum")
+    for axes in panels[::columns]:
+        axes.set_ylabel("nats below the optimum")
     _add_legend(figure, styles)
     return figure
 
 
 def _styles(methods: list[str]) -> dict[str, dict[str, Any]]:
-    """Ours as full lines, the automatic choice a thick one, peers dashed."""
-    ours = [name for name in methods if name.startswith("quell")]
-    peers = [name for name in methods if name not in ours]
+    """Ours as full lines, the automatic choice a thick one, peers dashed; each with a colour of its own."""
+    ordered = [*(name for name in _OURS if name in methods), *(name for name in methods if name not in _OURS)]
     styles = {}
-    for number, name in enumerate(ours):
-        width = 2.8 if name == "quell auto" else 1.2
-        styles[name] = {"color": PALETTE[number % len(PALETTE)], "linewidth": width, "label": name}
-    for number, name in enumerate(peers):
-        styles[name] = {"color": PALETTE[number % len(PALETTE)], "linewidth": 1.8, "linestyle": "--", "label": name}
-        styles[name]["marker"] = "."
+    for number, name in enumerate(ordered):
+        look = {"linewidth": _OURS[name]} if name in _OURS else {"linewidth": 1.6, "linestyle": "--", "marker": "."}
+        styles[name] = {"color": PALETTE[number % len(PALETTE)], "label": name, **look}
     return styles
 
 

@@ -171,8 +171,8 @@ _MAKERS: dict[str, Callable[[str, DataDir], BenchProblem]] = {
     "poisson": _poisson,
     "hierarchical": _hierarchical,
     "network": _network,
-    "million": functools.partial(_simulated_logistic, 1_000_000, 100, True, 1000, 20.0),
-    "million-meanfield": functools.partial(_simulated_logistic, 1_000_000, 100, False, 1000, 20.0),
+    "million": functools.partial(_simulated_logistic, 1_000_000, 100, True, 1000, 30.0),
+    "million-meanfield": functools.partial(_simulated_logistic, 1_000_000, 100, False, 1000, 30.0),
     "d500": functools.partial(_simulated_logistic, 20_000, 500, True, 100, 20.0),
 }
 

@@ -17,6 +17,15 @@ from quell.bench.reference import Reference
 
 _PACKAGES = ("quell", "jax", "jaxlib", "numpyro", "blackjax", "pymc", "pymc-extras", "optax")
 
+COMPARISONS = {
+    "auto than the best peer": ("quell auto", None),
+    "auto than the best fixed choice": ("quell auto", "quell fixed"),
+    "auto than natural-gradient steps on the base": ("quell auto", "quell natural base"),
+    "ensemble than base, both with Adam": ("quell ensemble", "quell base"),
+    "ensemble with Adam than the best peer": ("quell ensemble", None),
+}
+"""What is compared in a line below each table; `None` stands for the fastest peer."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Report:
@@ -61,6 +70,19 @@ class Report:
         others = [method for method in self.methods(problem) if not method.startswith("quell")]
         return min((self.seconds(problem, method, nats) for method in others), default=math.inf)
 
+    def comparisons(self, problem: str) -> dict[str, dict[str, float | None]]:
+        """How many times sooner one is than another at each target; `None` where one of them does not arrive."""
+        here, found = self.methods(problem), {}
+        for name, (one, other) in COMPARISONS.items():
+            if one in here and (other is None or other in here):
+                pairs = [(self.seconds(problem, one, nats), self._other(problem, other, nats)) for nats in TARGETS]
+                ratios = [_ratio(seconds, others) for seconds, others in pairs]
+                found[name] = {f"{nats:g} nat": ratio for nats, ratio in zip(TARGETS, ratios, strict=True)}
+        return found
+
+    def _other(self, problem: str, method: str | None, nats: float) -> float:
+        return self.fastest_peer(problem, nats) if method is None else self.seconds(problem, method, nats)
+
     def content(self) -> dict[str, Any]:
         """For `bench.json`: rows of all settings that came within a nat, and of the best of each method."""
         rows = [(one, one.row(self.optimum(one.problem))) for one in self.outcomes]
@@ -72,6 +94,7 @@ class Report:
             "rows": [row for one, row in rows if one.is_final or row["seconds_to_1_nat"] is not None],
             "tried": {problem: self._num_tried(problem) for problem in self.references},
             "optima": optima,
+            "times_sooner": {problem: self.comparisons(problem) for problem in self.references},
             "curves": [self._curve(problem, name) for problem in self.references for name in self.methods(problem)],
             "machine": machine(),
             "versions": versions(),
@@ -92,6 +115,10 @@ class Report:
             "seconds": [s for s, _ in points],
             "gaps": [gap for _, gap in points],
         }
+
+
+def _ratio(seconds: float, others: float) -> float | None:
+    return float(f"{others / seconds:.3g}") if math.isfinite(seconds) and math.isfinite(others) else None
 
 
 def machine() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell bench`."""
 
+import dataclasses
 import json
 import math
 import time
@@ -16,7 +17,7 @@ from quell.atomic import write_atomically
 from quell.bench.clock import TARGETS
 from quell.bench.methods import KINDS, own_methods
 from quell.bench.peers import PEERS_DIR, Peer, load_peer, peer_names
-from quell.bench.piece import MethodPiece, Outcome, ReferencePiece, problem_of
+from quell.bench.piece import Effort, MethodPiece, Outcome, ReferencePiece, problem_of
 from quell.bench.plots import draw_gaps
 from quell.bench.problems import DEFAULT_NAMES, NAMES
 from quell.bench.reference import Reference
@@ -27,6 +28,7 @@ from quell.paper.experiment import AbstractExperiment, Store
 
 _QUICK_PROBLEMS = ("sonar",)
 _QUICK_KINDS = ("ensemble", "base")
+_QUICK_BUDGET = 3
 
 
 def bench(
@@ -37,26 +39,31 @@ def bench(
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder for the report, the picture and finished pieces.")] = Path("bench"),
     seeds: Annotated[int, typer.Option(help="Runs of the best settings.")] = 3,
+    budget: Annotated[int, typer.Option(help="Seconds of the search for a peer's best settings on a problem.")] = 120,
     quick: Annotated[bool, typer.Option("--quick", help="Within a minute: sonar, two methods, few settings.")] = False,
 ) -> None:
     """Wall-clock to the optimum, ours and that of other libraries at their best settings."""
     began = time.perf_counter()
     names = split_names("problem", problems, NAMES)
     kinds = split_names("method", methods, KINDS)
-    check_counts(seeds=seeds)
+    check_counts(seeds=seeds, budget=budget)
     found = _load_peers(peers, peers_dir)
     check_out(out)
     if quick:
         names = [name for name in names if name in _QUICK_PROBLEMS] or names[:1]
         kinds = [kind for kind in kinds if kind in _QUICK_KINDS] or kinds[:1]
-    plan = _Plan(Store(out / CELLS), str(data_dir) if data_dir else None, tuple(kinds), found, seeds, quick)
+        budget = min(budget, _QUICK_BUDGET)
+    effort = Effort(seeds, budget, quick)
+    plan = _Plan(Store(out / CELLS), str(data_dir) if data_dir else None, tuple(kinds), found, effort)
     report = plan.run(names)
-    content = report.content() | {"seconds": round(time.perf_counter() - began, 1), "seeds": seeds, "quick": quick}
+    content = report.content() | {"seconds": round(time.perf_counter() - began, 1), **dataclasses.asdict(effort)}
     write_atomically(out / "bench.json", lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
     draw_gaps(content, out / "bench.png")
     console = output_console()
     for name in report.references:
         console.print(render(report, name))
+        for line in sooner_lines(report, name):
+            console.print(escape(line), soft_wrap=True)
     console.print(f"{content['seconds']:.0f} s; written to {out / 'bench.json'} and {out / 'bench.png'}")
 
 
@@ -64,11 +71,11 @@ class _Plan:
     """What is run, and where finished pieces are kept."""
 
     def __init__(
-        self, store: Store, data_dir: str | None, kinds: tuple[str, ...], peers: list[Peer], seeds: int, quick: bool
+        self, store: Store, data_dir: str | None, kinds: tuple[str, ...], peers: list[Peer], effort: Effort
     ) -> None:
         """Nothing is run yet."""
         self.store, self.data_dir, self.kinds, self.peers = store, data_dir, kinds, peers
-        self.seeds, self.quick, self.errors = seeds, quick, Console(stderr=True)
+        self.effort, self.errors = effort, Console(stderr=True)
 
     def run(self, names: list[str]) -> Report:
         """All problems, one piece after the other; Ctrl-C leaves what was finished."""
@@ -93,11 +100,11 @@ class _Plan:
             return
         reference = ReferencePiece(name, self.data_dir)
         references[name] = reference.read(self._kept(reference))
-        optimum = references[name].elbo
-        todo = [(None, method.name) for method in own_methods(bench, self.kinds, quick=self.quick)]
-        todo += [(peer, method.name) for peer in self.peers for method in peer.methods(bench, self.quick)]
+        optimum, quick = references[name].elbo, self.effort.quick
+        todo = [(None, method.name) for method in own_methods(bench, self.kinds, quick=quick)]
+        todo += [(peer, method.name) for peer in self.peers for method in peer.methods(bench, quick)]
         for peer, method in todo:
-            piece = MethodPiece(name, self.data_dir, method, peer, optimum, self.seeds, self.quick)
+            piece = MethodPiece(name, self.data_dir, method, peer, optimum, self.effort)
             try:
                 outcomes += piece.read(self._kept(piece))
             except Exception as error:
@@ -164,6 +171,16 @@ def render(report: Report, problem: str) -> Table:
         cells = [f"{row['us_per_step']:.0f}", f"{row['compile_s']:.1f}", *(_seconds(t) for t in times), gap]
         table.add_row(method, *cells, *ratios, best.setting)
     return table
+
+
+def sooner_lines(report: Report, problem: str) -> list[str]:
+    """One line a comparison, where both arrive at a target."""
+    lines = []
+    for name, ratios in report.comparisons(problem).items():
+        words = [f"{ratio:g} to {target}" for target, ratio in ratios.items() if ratio is not None]
+        if words:
+            lines.append(f"Times sooner, {name}: {', '.join(words)}.")
+    return lines
 
 
 def _seconds(value: float) -> str:
