@@ -13,6 +13,7 @@ from quell.combine.select import Costs, Option, options
 from quell.draw import Sampler
 from quell.estimators import ClosedForm
 from quell.fitting.choice import Choice, describe, trials_of
+from quell.fitting.rough import RoughStart
 from quell.fitting.scout import Scout, Seen
 from quell.gradient import Gradient, GradientState
 from quell.problem import Problem
@@ -26,6 +27,9 @@ QUIET_NATS = 1.0
 
 WORTH = 0.8
 """Another gradient must be predicted to take less than this share of the time, or the fit goes on as it is."""
+
+LARGEST_EXACT = 20_000
+"""With more data than this only natural-gradient steps, which are few, see all of them each."""
 
 EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 """No noise at all: the closed form of every term, on all data."""
@@ -51,11 +55,11 @@ class Tuned(NamedTuple):
 class Tuner:
     """Chooses base gradient, variates and samples by measured time and measured noise.
 
-    Where every term has a closed form on all data, the gradient has no noise, and nothing is left to choose. Otherwise
-    a fit begins with variates that are good by rule. Where it turns out to be long enough, trial runs at the current
-    parameters give the moments of all candidates, from which the noise of every subset follows, and the time of a step.
-    The subset with the least product of the two is taken. The moments go on into the fit; its draws are others, so that
-    nothing is biased.
+    Where every term has a closed form on all data, and steps or data are few, the gradient has no noise, and nothing is
+    left to choose. Otherwise a fit begins with variates that are good by rule. Where it turns out to be long enough,
+    trial runs at the current parameters give the moments of all candidates, from which the noise of every subset
+    follows, and the time of a step. The subset with the least product of the two is taken. The moments go on into the
+    fit; its draws are others, so that nothing is biased.
 
     Args:
         problem: model and family.
@@ -79,7 +83,8 @@ class Tuner:
     ) -> None:
         """Nothing is run yet."""
         self.problem, self.rule, self.natural = problem, rule, natural
-        self.may_be_exact = sampler is None and base is None and EXACT.refuses(problem) is None
+        are_few = natural or problem.model.num_data <= LARGEST_EXACT
+        self.may_be_exact = sampler is None and base is None and are_few and EXACT.refuses(problem) is None
         self.samples = SAMPLES if sampler is None else (1,)
         self.sampler = sampler or default_sampler
         variates = () if self.may_be_exact else candidate_variates(problem, self.sampler)
@@ -91,6 +96,8 @@ class Tuner:
         """Choose before the first step, by rule: a trial would take longer than most fits."""
         if self.may_be_exact:
             reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
+            if (rough := self.rough) is not None:
+                reason += f" The fit starts near the optimum of {rough.num_rows} random data."
             return self.restore(Choice(exact=True, active=(), samples=1, reason=reason))
         active = first_active(self.sampled.variates)
         names = " + ".join(["base", *(n for n, used in zip(self.sampled.names, active, strict=True) if used)])
@@ -116,6 +123,11 @@ class Tuner:
         best = found[0] if found[0].effort < WORTH * now.effort else now
         new = self._choice(found, best, is_kept=best is now, seconds=time.perf_counter() - began + choice.seconds)
         return Tuned(new, self._gradient(new), seen.state)
+
+    @property
+    def rough(self) -> RoughStart | None:
+        """How an exact fit of many data begins."""
+        return RoughStart.of(self.problem) if self.may_be_exact and self.natural else None
 
     @property
     def num_trials(self) -> int:

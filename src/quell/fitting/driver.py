@@ -26,7 +26,7 @@ LEAST_GAIN = 1e-3
 """Nats; an exact fit that can gain less with a step has converged."""
 
 EXACT_EVERY = 5
-"""Steps between two looks whether an exact fit has converged."""
+"""Steps between two looks whether an exact fit has converged; of many rows, each step is worth one."""
 
 FIRST_RETUNED = 100
 """The step after which variates are chosen again; and then after four times as many, and so on."""
@@ -201,7 +201,8 @@ class Run:
         ]
         ends = [(step // every + 1) * every for every in grids if every is not None]
         if self.plan.is_exact:
-            ends.append((step // EXACT_EVERY + 1) * EXACT_EVERY)
+            every = EXACT_EVERY if self.plan.rough is None else 1
+            ends.append((step // every + 1) * every)
         if self.plan.tuner is not None:
             ends += [again for again in _retuned(options.steps) if again > step]
         return min(step + length, options.steps, *ends)
@@ -211,7 +212,8 @@ class Run:
         plan, before = self.plan, self.step
         run = loop.run_chunks if plan.is_many else loop.run_chunk
         ends = jnp.asarray(until if plan.is_many else until[0], jnp.int32)
-        state, infos = run(plan.algorithm, plan.policy, plan.key, self.reached.state, ends)
+        start = self.reached.state if before.any() else plan.begin(plan.key, self.reached.state)
+        state, infos = run(plan.algorithm, plan.policy, plan.key, start, ends)
         infos = jax.device_get(infos)
         taken = np.atleast_1d(jax.device_get(state.step)) - before
         pieces = []

@@ -24,6 +24,7 @@ from quell.fitting.early_stopping import EarlyStopping
 from quell.fitting.fingerprint import fingerprint
 from quell.fitting.loop import LoopState, StepPolicy, init_loop
 from quell.fitting.reached import Reached
+from quell.fitting.rough import RoughStart, walk_many, walk_one
 from quell.gradient import Gradient
 from quell.history import History
 from quell.models import AbstractModel
@@ -40,6 +41,10 @@ NATURAL_REPLICATES = 10
 
 EXACT_KL = 100.0
 """Nats that a step of an exact fit may go: far enough for a start from far away, near enough to come back from."""
+
+EXACT_KL_A_DATUM = 0.01
+"""The same for each datum, where there are many: a step of this many moves predictors by 0.14 in root mean square, over
+the square root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
 
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only: a natural-gradient step is too long to be noisy."""
@@ -113,6 +118,7 @@ class FitOptions(eqx.Module):
             options=self,
             choice=None if tuned is None else tuned.choice,
             tuner=tuner,
+            rough=None if tuner is None else tuner.rough,
         )
 
 
@@ -127,6 +133,7 @@ class FitPlan(eqx.Module):
         options: as they were given.
         choice: what was chosen automatically; `None` where the variates were given.
         tuner: that chose, to choose again.
+        rough: how an exact fit of many rows begins.
     """
 
     algorithm: Algorithm
@@ -136,6 +143,14 @@ class FitPlan(eqx.Module):
     options: FitOptions
     choice: Choice | None = None
     tuner: Tuner | None = None
+    rough: RoughStart | None = None
+
+    def begin(self, key: Key[Array, "*fit"], state: LoopState) -> LoopState:
+        """The state from which the first step goes: near the optimum of few rows, where there are many."""
+        if self.rough is None:
+            return state
+        go = walk_many if self.is_many else walk_one
+        return eqx.tree_at(lambda s: s.algorithm.params, state, go(self.rough, self.algorithm, key, state.params))
 
     @property
     def is_exact(self) -> bool:
@@ -166,7 +181,8 @@ class FitPlan(eqx.Module):
         averaged = None if self.start.average is None else int(self.policy.average_after)
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
         counts = {"averaged after step": averaged, "first steps that only learn": int(self.policy.still)}
-        return {"optimizer": default} | counts | own
+        few = None if self.rough is None else self.rough.num_rows
+        return {"optimizer": default, "rows of a rough start": few} | counts | own
 
 
 def default_optimizer(problem: Problem, steps: int, *, exact: bool) -> optax.GradientTransformation:
@@ -179,7 +195,9 @@ def default_optimizer(problem: Problem, steps: int, *, exact: bool) -> optax.Gra
     """
     if not has_natural_gradient(problem.family):
         return _adam(steps)
-    return natural_gradient(problem, momentum=0.0, max_kl=EXACT_KL) if exact else natural_gradient(problem)
+    if not exact:
+        return natural_gradient(problem)
+    return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, EXACT_KL_A_DATUM * problem.model.num_data))
 
 
 @functools.cache

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact fits of many rows: they begin on few, go far, and end where they would have ended."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import quell
+from quell.fitting import automatic, driver, plan, rough
+from quell.fitting.automatic import EXACT as EXACT_BASE
+from quell.fitting.plan import FitOptions, default_optimizer
+from quell.fitting.rough import KEY_NUMBER, RoughStart, walk, walk_one
+from tolerances import EXACT, RUNS
+
+DIM = 3
+NUM = 6400  # of which one in 32 is 200
+
+
+def logistic(num=NUM):
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(num, DIM))
+    features = features[np.argsort(features[:, 0])]  # sorted rows: a block of them would be a poor part
+    return quell.logistic_regression(features, rng.random(num) < 1 / (1 + np.exp(-features @ [1.0, -0.5, 0.3])))
+
+
+def poisson(num=NUM):
+    rng = np.random.default_rng(1)
+    features = 0.5 * rng.normal(size=(num, DIM))
+    return quell.poisson_regression(features, rng.poisson(np.exp(features @ [1.0, -0.5, 0.3])))
+
+
+def isotropic(family, mean, scale):
+    params = family.init()
+    diagonal = jnp.full(DIM, np.log(scale))
+    return quell.LocationScale(jnp.full(DIM, mean), diagonal if params.scale.ndim == 1 else jnp.diag(diagonal))
+
+
+def exact_algorithm(model, family):
+    problem = quell.Problem(model, family)
+    gradient = quell.Gradient(problem, base=EXACT_BASE, rule=quell.Rule(metric="natural"))
+    return quell.Algorithm(gradient, default_optimizer(problem, 100, exact=True))
+
+
+@pytest.fixture
+def many(monkeypatch):
+    """A few thousand rows count as many."""
+    monkeypatch.setattr(rough, "FEWEST", 10_000)
+
+
+def test_rows_are_as_many_as_a_problem_needs(many):
+    def num_rows(num_data, dim):
+        model = quell.logistic_regression(np.ones((num_data, dim)), np.ones(num_data))
+        start = RoughStart.of(quell.Problem(model, quell.MeanField(dim)))
+        return None if start is None else start.num_rows
+
+    assert num_rows(6400, 3) == 200
+    assert num_rows(6400, 20) == 400
+    assert num_rows(6400, 81) is None  # they would be more than a quarter
+    assert num_rows(2400, 3) is None  # below 10,000 numbers
+
+
+@pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
+def test_the_rough_gradient_is_exact_for_its_rows(many, family):
+    model = logistic()
+    start = RoughStart.of(quell.Problem(model, family))
+    gradient = start.gradient(exact_algorithm(model, family).gradient)
+    key, params = jax.random.key(7), isotropic(family, 0.3, 0.5)
+    rows = gradient.sampler.draw(key, family, NUM, float).index
+    assert rows.shape == (200,)
+    assert NUM - rows.max() < 400
+    assert rows.min() < 400
+    data = jax.tree.map(lambda leaf: leaf[rows], model.data)
+    part = quell.LinearPredictor(data, model.prior, lambda t, y: NUM / 200 * model.log_density(t, y))
+    expected = jax.grad(lambda w: quell.exact_elbo(quell.Problem(part, family), w))(params)
+    found, _, _ = gradient.update(key, params, gradient.init(params))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(-NUM * one, other, **EXACT)
+
+
+@pytest.mark.parametrize("make", [logistic, poisson])
+@pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
+def test_a_rough_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make, family):
+    model = make()
+    monkeypatch.setattr(driver, "LEAST_GAIN", 1e-14)
+    plain = quell.fit(model, family, steps=50, key=jax.random.key(0))
+    monkeypatch.setattr(rough, "FEWEST", 10_000)
+    result = quell.fit(model, family, steps=50, key=jax.random.key(0))
+    assert plain.status is result.status is quell.Status.CONVERGED
+    for one, other in zip(result.params, plain.params, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
+    assert "200 random data" in str(result.choice)
+    assert "random data" not in str(plain.choice)
+    gain = [0.5 * history.combined_sq_norm for history in (result.history, plain.history)]
+    assert gain[0][0] < 10 * DIM * 32 < gain[1][0]
+    assert gain[0][-1] < 1e-14 < gain[0][-2]  # each step is looked at
+    assert np.sum(gain[0] > 1e-3) <= np.sum(gain[1] > 1e-3) - 2
+
+
+def test_parameters_that_are_good_already_stay(many):
+    model, family = logistic(), quell.FullRank(DIM)
+    best = quell.fit(model, family, key=jax.random.key(0)).params
+    algorithm = exact_algorithm(model, family)
+    start = RoughStart.of(algorithm.gradient.problem)
+    for one, other in zip(walk_one(start, algorithm, jax.random.key(1), best), best, strict=True):
+        np.testing.assert_array_equal(one, other)
+    far = isotropic(family, 1.0, 0.1)
+    reached = walk_one(start, algorithm, jax.random.key(1), far)
+    gap = [
+        quell.exact_elbo(algorithm.gradient.problem, best) - quell.exact_elbo(algorithm.gradient.problem, w)
+        for w in (reached, far)
+    ]
+    assert 0 < gap[0] < 2 * DIM * 32 < gap[1]
+
+
+@pytest.mark.parametrize("mean", [0.0, 2000.0])
+def test_a_walk_that_leaves_the_finite_numbers_ends_before(many, mean):
+    family = quell.FullRank(DIM)
+    gradient, start = exact_algorithm(poisson(), family).gradient, isotropic(family, mean, 1.0)
+    astray = quell.Algorithm(gradient, optax.scale(np.nan))  # at 2000 the gradient itself is not finite
+    reached = walk_one(RoughStart.of(gradient.problem), astray, jax.random.key(0), start)
+    for one, other in zip(reached, start, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
+    model, family = logistic(), quell.FullRank(DIM)
+    algorithm = exact_algorithm(model, family)
+    start, key, far = RoughStart.of(algorithm.gradient.problem), jax.random.key(3), isotropic(family, 1.0, 0.1)
+    few = quell.Algorithm(start.gradient(algorithm.gradient), algorithm.optimizer)
+    state, gain = few.init(far), np.inf
+    while gain > DIM * 32:
+        state, info = few.step(jax.random.fold_in(key, KEY_NUMBER), state)
+        gain = 0.5 * info.combined_sq_norm
+    for one, other in zip(walk_one(start, algorithm, key, far), state.params, strict=True):
+        np.testing.assert_allclose(one, other, **RUNS)
+    monkeypatch.setattr(rough, "MOST_STEPS", 1)
+    first, _ = few.step(jax.random.fold_in(key, KEY_NUMBER), few.init(far))
+    for one, other in zip(walk(start, algorithm, key, far), first.params, strict=True):
+        np.testing.assert_allclose(one, other, **RUNS)
+
+
+def test_several_fits_begin_as_one_does(many):
+    model, family, key = logistic(), quell.FullRank(DIM), jax.random.key(0)
+    several = quell.fit_many(model, family, num_fits=2, steps=2, key=key)
+    for result, own in zip(several, jax.random.split(key, 2), strict=True):
+        alone = quell.fit(model, family, steps=2, key=own)
+        np.testing.assert_allclose(result.history.combined_sq_norm, alone.history.combined_sq_norm, **RUNS)
+        for one, other in zip(result.params, alone.params, strict=True):
+            np.testing.assert_allclose(one, other, **RUNS)
+    assert several[0].history.combined_sq_norm[0] != several[1].history.combined_sq_norm[0]  # rows of their own
+
+
+def test_a_resumed_fit_has_the_same_bits(many, monkeypatch, tmp_path):
+    model, family, key = logistic(), quell.FullRank(DIM), jax.random.key(0)
+    monkeypatch.setattr(driver, "LEAST_GAIN", 1e-14)
+    walks = []
+    monkeypatch.setattr(plan, "walk_one", lambda *args: walks.append(args) or walk_one(*args))
+    once = quell.fit(model, family, key=key)
+    path = tmp_path / "fit.quell"
+    stopped = quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path), callback=lambda told: told.step == 1)
+    assert stopped.status is quell.Status.STOPPED
+    again = quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path, resume=True))
+    assert again.history.num_steps == once.history.num_steps > 2
+    assert len(walks) == 2  # a fit begins once, and one that is resumed does not
+    for one, other in zip(again.params, once.params, strict=True):
+        np.testing.assert_array_equal(one, other)
+    monkeypatch.setattr(rough, "SHARE", 16)
+    with pytest.raises(quell.CheckpointError, match="rows of a rough start"):
+        quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path, resume=True))
+
+
+def test_a_step_may_go_the_further_the_more_data_there_are():
+    for num, nats in ((1000, 100.0), (50_000, 500.0)):
+        problem = quell.Problem(quell.logistic_regression(np.ones((num, 1)), np.ones(num)), quell.FullRank(1))
+        expected = quell.natural_gradient(problem, momentum=0.0, max_kl=nats)
+        assert default_optimizer(problem, 100, exact=True) is expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [logistic, poisson])
+@pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
+@pytest.mark.parametrize("is_many", [False, True])
+def test_fits_converge_from_bad_starts(monkeypatch, make, family, is_many):
+    model = make(num=50_000)
+    monkeypatch.setattr(rough, "FEWEST", 10_000 if is_many else 10**9)
+    best = quell.fit(model, family, key=jax.random.key(0))
+    for mean, scale in ((3.0, 3.0), (0.0, 0.01), (-3.0, 1.0), (3.0, 0.01)):
+        result = quell.fit(model, family, params=isotropic(family, mean, scale), key=jax.random.key(0))
+        assert result.status is quell.Status.CONVERGED, (mean, scale)
+        elbos = [quell.exact_elbo(best.problem, one.params) for one in (best, result)]
+        np.testing.assert_allclose(*elbos, atol=2e-3, rtol=0)
+
+
+def test_with_many_data_only_few_steps_see_all_of_them(monkeypatch):
+    model, family = logistic(num=300), quell.FullRank(DIM)
+
+    def choice(optimizer):
+        return FitOptions(optimizer=optimizer).plan(model, family, jax.random.key(0))
+
+    assert choice(optax.adam(0.01)).choice.exact
+    monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
+    assert choice(None).choice.exact
+    sampled = choice(optax.adam(0.01))
+    assert not sampled.choice.exact
+    assert sampled.algorithm.gradient.sampler == quell.Sampler(1, 100)
+    assert any("anchored" in repr(variate.approximation).lower() for variate in sampled.algorithm.gradient.variates)
+    assert all(sampled.choice.active)
