@@ -275,7 +275,7 @@ def test_several_fits_share_one_choice():
 
 
 def test_a_choice_says_why():
-    choice = quell.Choice(False, (True,), 1, "Because.")
+    choice = quell.Choice("sampled", (True,), 1, "Because.")
     assert str(choice) == "Because."
     assert quell.Choice.from_spec(choice.spec()) == choice
     assert dataclasses.replace(choice, seconds=1.0) != choice

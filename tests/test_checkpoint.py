@@ -237,7 +237,7 @@ def test_a_choice_that_was_changed_on_the_way_is_resumed(key, path, monkeypatch)
     def changed(tuner, params, state, choice):
         if choice.samples == 8:
             return None
-        other = Choice(False, tuple(not used for used in choice.active), 8, "Made up.")
+        other = Choice("sampled", tuple(not used for used in choice.active), 8, "Made up.")
         return tuner.restore(other)._replace(state=state)
 
     monkeypatch.setattr(driver, "FIRST_RETUNED", 10)

@@ -197,7 +197,7 @@ def test_what_was_tried_is_shown_and_what_is_not_used_is_not(folder):
     steps, weights = np.ones(60), np.tile([0.0, 0.0, -1.0], (60, 1))
     history = quell.History(steps, steps, steps, weights, weights > 0, weights[:, 0] > 0)
     trials = (Trial("base + c7", 0.5, 12.0, 0.25), Trial("base <b>", 2.0, 8.0, 1.0))
-    choice = quell.Choice(False, gradient.active, 1, "It is <quick>.", trials)
+    choice = quell.Choice("sampled", gradient.active, 1, "It is <quick>.", trials)
     state = gradient.init(params)
     result = quell.FitResult(params, gradient, state, history, quell.Status.COMPLETED, 1.0, choice)
     written = result.report(folder / "chosen.html", seconds=5.0).read_text()

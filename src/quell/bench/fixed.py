@@ -5,7 +5,9 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from quell.fitting.automatic import EXACT
+from quell.combine import Rule
+from quell.draw import Sampler
+from quell.fitting.automatic import EXACT, second_order_gradient
 from quell.fitting.plan import FitOptions, default_optimizer, default_sampler
 from quell.problem import Problem
 from quell.variates import ControlVariate, candidate_variates, default_variates, first_active
@@ -29,9 +31,13 @@ def fixed_options(problem: Problem) -> list[FitOptions]:
     for multiple in MULTIPLES:
         more = dataclasses.replace(sampler, num_replicates=multiple * sampler.num_replicates)
         found += [FitOptions(variates=one, sampler=more) for one in _unique([(), first, candidates])]
+    steps = FitOptions().steps
+    if (second := second_order_gradient(problem, Rule())) is not None and sampler.batch_size is None:
+        optimizer = default_optimizer(problem, steps, "second order")
+        samplers = [Sampler(number) for number in (1, *MULTIPLES)]
+        found = [FitOptions((), optimizer, sampler=one, base=second.base) for one in samplers] + found
     if EXACT.refuses(problem) is None:
-        steps = FitOptions().steps
-        found.insert(0, FitOptions((), default_optimizer(problem, steps, exact=True), base=EXACT))
+        found.insert(0, FitOptions((), default_optimizer(problem, steps, "exact"), base=EXACT))
     return found
 
 

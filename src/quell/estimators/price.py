@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The estimator of second order."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from quell.estimators.base import AbstractEstimator, suffix
 from quell.evaluation import Batch, Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
-from quell.quadratic import AbstractCurvature, Quadratic
-from quell.terms import AbstractTerm, Data, Prior
+from quell.quadratic import AbstractCurvature, Quadratic, expand_function
+from quell.terms import AbstractTerm, Data, Prior, batch_factor
 from quell.terms.second_derivative import refuses_second_derivative
 
 
@@ -56,18 +58,41 @@ class Price(AbstractEstimator):
         return refuses_second_derivative(problem, term)
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
-        mean = evaluation.problem.family.mean(evaluation.params)
-
-        def derivatives(point: Array, batch: Batch) -> tuple[Array, AbstractCurvature]:
-            quadratic = term.expand(evaluation, point, batch)
-            return quadratic.grad(point), quadratic.curvature
+        family = evaluation.problem.family
+        latents, mean = evaluation.latents(family.sampling), family.mean(evaluation.params)
 
         def at(z: Array, batch: Batch) -> Quadratic:
-            slopes, curvatures = jax.vmap(derivatives, in_axes=(0, None))(jnp.stack([z, 2.0 * mean - z]), batch)
-            return Quadratic(mean, jnp.zeros((), mean.dtype), jnp.mean(slopes, axis=0), curvatures.mean())
+            return _mean_expansion(evaluation, term, jnp.stack([z - mean, mean - z]), batch)
 
-        quadratics = evaluation.map(at, evaluation.problem.family.sampling, full_data=self.full_data)
-        if evaluation.draw.noise.shape[0] > 1:
-            return evaluation.particles.expected_quadratic_grad(quadratics, per_sample=True)
-        single = jax.tree.map(lambda leaf: leaf[0], quadratics)
-        return evaluation.particles.expected_quadratic_grad(single, per_sample=False)
+        if latents.shape[0] == 1 and not evaluation.has_batch_axis(full_data=self.full_data):
+            quadratic = evaluation.map_batches(lambda batch: at(latents[0], batch), full_data=self.full_data)
+            return evaluation.particles.expected_quadratic_grad(quadratic, per_sample=False)
+        quadratics = evaluation.map(at, family.sampling, full_data=self.full_data)
+        return evaluation.particles.expected_quadratic_grad(quadratics, per_sample=True)
+
+
+def _mean_expansion(
+    evaluation: Evaluation, term: AbstractTerm, offsets: Float[Array, "point latent"], batch: Batch
+) -> Quadratic:
+    """A quadratic around the mean, with the mean gradient and the mean Hessian at points around it."""
+    mean = evaluation.problem.family.mean(evaluation.params)
+    function = _function(evaluation.problem, term, batch)
+    if function is not None:  # the mean function has one Hessian only
+        return expand_function(lambda z: jnp.mean(jax.vmap(function)(z + offsets)), mean)
+
+    def derivatives(offset: Array) -> tuple[Array, AbstractCurvature]:
+        quadratic = term.expand(evaluation, mean + offset, batch)
+        return quadratic.grad(mean + offset), quadratic.curvature
+
+    slopes, curvatures = jax.vmap(derivatives)(offsets)
+    return Quadratic(mean, jnp.zeros((), mean.dtype), jnp.mean(slopes, axis=0), curvatures.mean())
+
+
+def _function(problem: Problem, term: AbstractTerm, batch: Batch) -> Callable[[Array], Array] | None:
+    """What a term is the expectation of; `None` where an expansion is cheaper than automatic differentiation."""
+    model = problem.model
+    if isinstance(term, Data) and not model.has_cheap_expansion:
+        return lambda z: batch_factor(problem, batch) * jnp.sum(model.log_likelihood(z, batch.rows))
+    if isinstance(term, Prior) and Prior().refuses_closed_form(problem) is not None:
+        return model.prior.log_prob
+    return None

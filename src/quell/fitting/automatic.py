@@ -11,12 +11,14 @@ from jaxtyping import Array, Key, PyTree
 from quell.combine import Rule
 from quell.combine.select import Costs, Option, options
 from quell.draw import Sampler
-from quell.estimators import ClosedForm
-from quell.fitting.choice import Choice, describe, trials_of
+from quell.estimators import ClosedForm, Price
+from quell.estimators.smoothness import has_price_theorem
+from quell.fitting.choice import BaseName, Choice, Way, describe, trials_of
 from quell.fitting.rough import RoughStart
 from quell.fitting.scout import Scout, Seen
 from quell.gradient import Gradient, GradientState
 from quell.problem import Problem
+from quell.terms import Prior
 from quell.variates import BaseGradient, candidate_variates, default_base, first_active
 
 SAMPLES = (1, 2, 4, 8)
@@ -33,6 +35,9 @@ LARGEST_EXACT = 20_000
 
 EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 """No noise at all: the closed form of every term, on all data."""
+
+LARGEST_SECOND_ORDER = 100
+"""With more coordinates than this, a Hessian a step is not tried."""
 
 SCOUT_NUMBER = 2**32 - 1
 """Folded into the fit's key for the trial runs; no step has this number."""
@@ -56,10 +61,11 @@ class Tuner:
     """Chooses base gradient, variates and samples by measured time and measured noise.
 
     Where every term has a closed form on all data, and steps or data are few, the gradient has no noise, and nothing is
-    left to choose. Otherwise a fit begins with variates that are good by rule. Where it turns out to be long enough,
-    trial runs at the current parameters give the moments of all candidates, from which the noise of every subset
-    follows, and the time of a step. The subset with the least product of the two is taken. The moments go on into the
-    fit; its draws are others, so that nothing is biased.
+    left to choose. Otherwise a fit begins with what is good by rule: Hessians at latents, where coordinates and data
+    are few and the density has no kinks, else gradients at latents and variates. Where the fit turns out to be long
+    enough, trial runs at the current parameters give the moments of all candidates, from which the noise of every
+    subset follows, and the time of a step. The least product of the two is taken. The moments go on into the fit; its
+    draws are others, so that nothing is biased.
 
     Args:
         problem: model and family.
@@ -83,25 +89,40 @@ class Tuner:
     ) -> None:
         """Nothing is run yet."""
         self.problem, self.rule, self.natural = problem, rule, natural
-        are_few = natural or problem.model.num_data <= LARGEST_EXACT
-        self.may_be_exact = sampler is None and base is None and are_few and EXACT.refuses(problem) is None
+        are_free, are_few = sampler is None and base is None, natural or problem.model.num_data <= LARGEST_EXACT
+        self.may_be_exact = are_free and are_few and EXACT.refuses(problem) is None
         self.samples = SAMPLES if sampler is None else (1,)
         self.sampler = sampler or default_sampler
         variates = () if self.may_be_exact else candidate_variates(problem, self.sampler)
         self.sampled = Gradient(problem, variates, base=base or default_base(problem), sampler=self.sampler, rule=rule)
-        self.scout = Scout(self.sampled, jax.random.fold_in(key, SCOUT_NUMBER))
-        self._costs: Costs | None = None
+        self.second_order = None
+        if are_free and natural and not self.may_be_exact and self.sampler.batch_size is None:
+            self.second_order = second_order_gradient(problem, rule)
+        scout_key = jax.random.fold_in(key, SCOUT_NUMBER)
+        self._check_key, *keys = jax.random.split(scout_key, 3)
+        self.scouts: dict[BaseName, Scout] = {"sampled": Scout(self.sampled, keys[0])}
+        if self.second_order is not None:
+            self.scouts["second order"] = Scout(self.second_order, keys[1])
+        self._costs: dict[BaseName, Costs] = {}
 
-    def first(self) -> Tuned:
-        """Choose before the first step, by rule: a trial would take longer than most fits."""
+    def first(self, params: PyTree) -> Tuned:
+        """Choose before the first step, by rule: a trial would take longer than most fits.
+
+        Args:
+            params: that the fit starts from.
+        """
         if self.may_be_exact:
             reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
             if (rough := self.rough) is not None:
                 reason += f" The fit starts near the optimum of {rough.num_rows} random data."
-            return self.restore(Choice(exact=True, active=(), samples=1, reason=reason))
+            return self.restore(Choice("exact", (), 1, reason, first="exact"))
+        if self._has_second_order(params):
+            reason = "By rule, before anything is measured: Hessians at latents, with few coordinates and few data."
+            none = (False,) * len(self.sampled.variates)
+            return self.restore(Choice("second order", none, 1, reason, first="second order"))
         active = first_active(self.sampled.variates)
         names = " + ".join(["base", *(n for n, used in zip(self.sampled.names, active, strict=True) if used)])
-        return self.restore(Choice(False, active, 1, f"By rule, before anything is measured: {names}."))
+        return self.restore(Choice("sampled", active, 1, f"By rule, before anything is measured: {names}."))
 
     def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
         """Choose where the fit stands, by trial runs; `None` where there is nothing to choose.
@@ -114,14 +135,18 @@ class Tuner:
         if choice.exact:
             return None
         began = time.perf_counter()
-        fresh = self.sampled.init(params).variates
-        kept = tuple(old if used else new for old, new, used in zip(state.variates, fresh, choice.active, strict=True))
-        seen = self.scout.look(params, GradientState(state.moments, kept))
-        self._costs = self._costs or self.scout.costs(params, seen.state)
-        found = self._options(seen, also=tuple(k for k, used in enumerate(choice.active) if used))
-        now = next(o for o in found if _mask(o, len(choice.active)) == choice.active and o.samples == choice.samples)
-        best = found[0] if found[0].effort < WORTH * now.effort else now
-        new = self._choice(found, best, is_kept=best is now, seconds=time.perf_counter() - began + choice.seconds)
+        fresh = self.sampled.init(params)
+        kept = tuple(
+            old if used else new for old, new, used in zip(state.variates, fresh.variates, choice.active, strict=True)
+        )
+        found, seen = self._ways("sampled", params, GradientState(state.moments, kept), choice)
+        if self.second_order is not None and self._has_second_order(params):
+            found += self._ways("second order", params, self.second_order.init(params), choice)[0]
+        found.sort(key=lambda way: way.option.effort)
+        now = next((way for way in found if self._is(way, choice)), None)
+        best = found[0] if now is None or found[0].option.effort < WORTH * now.option.effort else now
+        seconds = time.perf_counter() - began + choice.seconds
+        new = self._choice(found, best, choice, is_kept=best is now, seconds=seconds)
         return Tuned(new, self._gradient(new), seen.state)
 
     @property
@@ -132,31 +157,55 @@ class Tuner:
     @property
     def num_trials(self) -> int:
         """Programs that trial runs have to compile: about as many times the fit's own."""
-        return len(self.sampled.variates) + 3
+        return sum(len(scout.gradient.variates) + 3 for scout in self.scouts.values())
 
     def restore(self, choice: Choice) -> Tuned:
         """What an earlier choice makes."""
         return Tuned(choice, self._gradient(choice), None)
 
-    def _options(self, seen: Seen, also: tuple[int, ...]) -> list[Option]:
-        assert self._costs is not None
-        num_units = self.sampled.sampler.num_units
-        # Moments are those of one independent unit; a step averages over several.
-        noise = (seen.joint - _corner(seen)) / num_units
-        floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
-        return options(noise, 0.0, self._costs, floor=floor, samples=self.samples, also=(also,))
+    def _has_second_order(self, params: PyTree) -> bool:
+        """Whether Hessians are cheap enough, and tell the truth here."""
+        return self.second_order is not None and has_price_theorem(self.problem, params, self._check_key)
 
-    def _choice(self, found: list[Option], best: Option, *, is_kept: bool, seconds: float) -> Choice:
+    def _ways(self, base: BaseName, params: PyTree, state: GradientState, choice: Choice) -> tuple[list[Way], Seen]:
+        """What can be made of a base gradient, judged by trial runs; the choice of the moment is always among it."""
+        scout = self.scouts[base]
+        seen = scout.look(params, state)
+        if base not in self._costs:
+            self._costs[base] = scout.costs(params, seen.state)
+        # Moments are those of one independent unit; a step averages over several.
+        noise = (seen.joint - _corner(seen)) / scout.gradient.sampler.num_units
+        floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
+        also = tuple(k for k, used in enumerate(choice.active) if used) if base == "sampled" else ()
+        found = options(noise, 0.0, self._costs[base], floor=floor, samples=self.samples, also=(also,))
+        return [Way(base, option) for option in found], seen
+
+    def _is(self, way: Way, choice: Choice) -> bool:
+        chosen = (choice.base, choice.samples, choice.active)
+        return (way.base, way.option.samples, _mask(way.option, len(choice.active))) == chosen
+
+    def _choice(self, found: list[Way], best: Way, before: Choice, *, is_kept: bool, seconds: float) -> Choice:
         names = self.sampled.names
         judged = "none is predicted to converge much sooner than" if is_kept else "the soonest to converge should be"
         reason = f"Of {len(found)} gradients {judged} {describe(names, best)}."
-        return Choice(False, _mask(best, len(names)), best.samples, reason, trials_of(names, found), seconds)
+        active, samples = _mask(best.option, len(names)), best.option.samples
+        return Choice(best.base, active, samples, reason, trials_of(names, found), seconds, before.first)
 
     def _gradient(self, choice: Choice) -> Gradient:
         if choice.exact:
             return Gradient(self.problem, base=EXACT, rule=self.rule)
-        more = dataclasses.replace(self.sampler, num_replicates=choice.samples * self.sampler.num_replicates)
-        return dataclasses.replace(self.sampled, sampler=more, active=choice.active)
+        chosen = self.scouts[choice.base].gradient
+        more = dataclasses.replace(chosen.sampler, num_replicates=choice.samples * chosen.sampler.num_replicates)
+        return dataclasses.replace(self.sampled, base=chosen.base, sampler=more, active=choice.active)
+
+
+def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
+    """Hessians at one latent and its mirror image, on all data; `None` where there are none, or they cost too much."""
+    prior = ClosedForm() if Prior().refuses_closed_form(problem) is None else Price()
+    base = BaseGradient(Price(), prior, ClosedForm())
+    if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None:
+        return None
+    return Gradient(problem, base=base, sampler=Sampler(), rule=rule)
 
 
 def _mask(option: Option, num: int) -> tuple[bool, ...]:

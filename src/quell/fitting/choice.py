@@ -2,7 +2,7 @@
 """What was chosen automatically, and why."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 
@@ -28,35 +28,48 @@ class Trial(NamedTuple):
     effort: float
 
 
+BaseName = Literal["exact", "second order", "sampled"]
+"""A base gradient: without any noise, with Hessians at latents, or with gradients at latents."""
+
+
 class Choice(eqx.Module):
     """The gradient that `variates="auto"` has chosen.
 
     Args:
-        exact: whether it is the exact gradient on all data, without any noise.
+        base: the gradient that variates are added to: `"exact"` on all data, of `"second order"` (`Price`), or
+            `"sampled"` (`Reparameterization`, or what suits the family).
         active: which of the variates are used.
         samples: how many times the samples of the default are taken.
         reason: in words.
         trials: what it was compared with, best first.
         seconds: that the choice has taken, compilation included.
+        first: the base gradient that the fit began with, which its optimiser was made for.
     """
 
-    exact: bool
+    base: BaseName
     active: tuple[bool, ...]
     samples: int
     reason: str
     trials: tuple[Trial, ...] = ()
     seconds: float = 0.0
+    first: BaseName = "sampled"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the gradient has no noise."""
+        return self.base == "exact"
 
     def spec(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON has it: enough to make the same gradient again."""
-        chosen = {"exact": self.exact, "active": list(self.active), "samples": self.samples}
+        chosen = {"base": self.base, "active": list(self.active), "samples": self.samples, "first": self.first}
         return chosen | {"reason": self.reason, "trials": [list(trial) for trial in self.trials]}
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> "Choice":
         """As a checkpoint kept it."""
         trials = tuple(Trial(*trial) for trial in spec["trials"])
-        return cls(spec["exact"], tuple(spec["active"]), spec["samples"], spec["reason"], trials)
+        chosen = spec["base"], tuple(spec["active"]), spec["samples"], spec["reason"]
+        return cls(*chosen, trials, first=spec["first"])
 
     def __str__(self) -> str:
         """The reason, and a table of what was tried."""
@@ -68,20 +81,28 @@ class Choice(eqx.Module):
         return "\n".join([self.reason, *rows])
 
 
-def describe(names: Sequence[str], option: Option) -> str:
-    """An option in words."""
-    variates = " + ".join(["base", *(names[k] for k in option.members)])
-    return variates if option.samples == 1 else f"{variates}, {option.samples} times the samples"
+class Way(NamedTuple):
+    """An option, and the base gradient that it is one for."""
+
+    base: BaseName
+    option: Option
 
 
-def trials_of(names: Sequence[str], found: Sequence[Option]) -> tuple[Trial, ...]:
-    """The best options, the base gradient alone, and all variates together, best first."""
-    base = next(option for option in found if not option.members and option.samples == 1)
-    fullest = max(found, key=lambda option: (len(option.members), -option.samples))
-    shown = [*found[:SHOWN], base, fullest]
-    kept = [option for k, option in enumerate(shown) if option not in shown[:k]]
-    ordered = sorted(kept, key=lambda option: option.effort)
+def describe(names: Sequence[str], way: Way) -> str:
+    """A way to make the gradient, in words."""
+    base = "base" if way.base == "sampled" else f"{way.base} base"
+    variates = " + ".join([base, *(names[k] for k in way.option.members)])
+    return variates if way.option.samples == 1 else f"{variates}, {way.option.samples} times the samples"
+
+
+def trials_of(names: Sequence[str], found: Sequence[Way]) -> tuple[Trial, ...]:
+    """The best ways, the sampled base gradient alone, and all variates together, best first."""
+    sampled = [way for way in found if way.base == "sampled"]
+    base = next(way for way in sampled if not way.option.members and way.option.samples == 1)
+    fullest = max(sampled, key=lambda way: (len(way.option.members), -way.option.samples))
+    shown = dict.fromkeys([*found[:SHOWN], base, fullest])
+    unit = base.option.effort
     return tuple(
-        Trial(describe(names, option), option.noise, 1e6 * option.seconds, option.effort / base.effort)
-        for option in ordered
+        Trial(describe(names, way), way.option.noise, 1e6 * way.option.seconds, way.option.effort / unit)
+        for way in sorted(shown, key=lambda way: way.option.effort)
     )

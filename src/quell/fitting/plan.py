@@ -19,7 +19,7 @@ from quell.fitting.algorithm import Algorithm, checked_optimizer
 from quell.fitting.automatic import Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
-from quell.fitting.choice import Choice
+from quell.fitting.choice import BaseName, Choice
 from quell.fitting.early_stopping import EarlyStopping
 from quell.fitting.fingerprint import fingerprint
 from quell.fitting.loop import LoopState, StepPolicy, init_loop
@@ -45,6 +45,9 @@ EXACT_KL = 100.0
 EXACT_KL_A_DATUM = 0.01
 """The same for each datum, where there are many: a step of this many moves predictors by 0.14 in root mean square, over
 the square root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
+
+SECOND_ORDER_KL = 20.0
+"""The same where Hessians are taken at latents."""
 
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only: a natural-gradient step is too long to be noisy."""
@@ -99,15 +102,15 @@ class FitOptions(eqx.Module):
                 problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=first_key
             )
             kept = self.checkpoint.read_choice() if self.checkpoint is not None else None
-            tuned = tuner.first() if kept is None else tuner.restore(Choice.from_spec(kept))
+            tuned = tuner.first(params) if kept is None else tuner.restore(Choice.from_spec(kept))
             gradient = tuned.gradient
         else:
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
-        exact = tuned is not None and tuned.choice.exact
-        algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, exact=exact))
+        began = "sampled" if tuned is None else tuned.choice.first
+        algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, began))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        learns = tuned is not None and natural and gradient.variates and self.steps > 2 * LEARNING_STEPS
+        learns = tuned is not None and natural and any(tuned.choice.active) and self.steps > 2 * LEARNING_STEPS
         still = LEARNING_STEPS if learns else 0
         after = math.ceil(self.steps * (self.average_from or 0.0))
         return FitPlan(
@@ -185,19 +188,19 @@ class FitPlan(eqx.Module):
         return {"optimizer": default, "rows of a rough start": few} | counts | own
 
 
-def default_optimizer(problem: Problem, steps: int, *, exact: bool) -> optax.GradientTransformation:
+def default_optimizer(problem: Problem, steps: int, base: BaseName) -> optax.GradientTransformation:
     """Natural-gradient steps for a Gaussian family, Adam for others.
 
     Args:
         problem: model and family.
         steps: of the fit; the rate of Adam falls to zero over them.
-        exact: whether the gradient has no noise, so that steps may be long.
+        base: the gradient that it begins with: the less noise that has, the longer steps may be.
     """
     if not has_natural_gradient(problem.family):
         return _adam(steps)
-    if not exact:
-        return natural_gradient(problem)
-    return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, EXACT_KL_A_DATUM * problem.model.num_data))
+    if base == "exact":
+        return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, EXACT_KL_A_DATUM * problem.model.num_data))
+    return natural_gradient(problem, max_kl=SECOND_ORDER_KL) if base == "second order" else natural_gradient(problem)
 
 
 @functools.cache
