@@ -11,15 +11,17 @@ import optax
 import pytest
 
 import quell
+from exact import exact_draw, expectation
 from quell.combine.select import Costs, options, subset_sq_norm
+from quell.evaluation import Evaluation
 from quell.fitting.automatic import EXACT as EXACT_BASE
-from quell.fitting.automatic import Tuner
+from quell.fitting.automatic import Tuner, second_order_gradient
 from quell.fitting.loop import take_step
 from quell.fitting.plan import FitOptions
 from quell.fitting.scout import Scout
 from quell.natural import geometry_of
 from quell.variates import candidate_variates
-from tolerances import EXACT
+from tolerances import EXACT, EXPECTATION
 
 
 def linear(num=30, dim=3):
@@ -27,14 +29,14 @@ def linear(num=30, dim=3):
     return quell.logistic_regression(rng.normal(size=(num, dim)), rng.integers(0, 2, size=num))
 
 
-def general():
-    """A model without any closed form of its data term."""
+def general(*, kinked=False):
+    """A model without any closed form of its data term, and perhaps with a gradient that jumps."""
     rng = np.random.default_rng(1)
     data = {"x": jnp.asarray(rng.normal(size=(40, 2))), "y": jnp.asarray(rng.normal(size=40))}
 
     def log_likelihood(z, batch):
         residual = batch["y"] - jnp.tanh(batch["x"] @ z)
-        return -jnp.log1p(residual**2)
+        return -jnp.abs(residual) if kinked else -jnp.log1p(residual**2)
 
     return quell.Model(log_likelihood, quell.NormalPrior(), data, jnp.zeros(2))
 
@@ -167,25 +169,83 @@ def test_costs_are_measured_for_every_variate():
     assert min(*costs.extra, costs.more) >= 0
 
 
+def make_tuner(problem, **given):
+    rule, options = quell.Rule(metric="natural"), {"sampler": None, "base": None} | given
+    return Tuner(problem, **options, rule=rule, default_sampler=quell.Sampler(4), natural=True, key=jax.random.key(0))
+
+
 @pytest.mark.slow
-def test_a_later_choice_is_never_worse_than_the_base_gradient():
-    problem = quell.Problem(general(), quell.FullRank(2))
-    rule = quell.Rule(metric="natural")
-    tuner = Tuner(problem, None, None, rule, default_sampler=quell.Sampler(4), natural=True, key=jax.random.key(0))
-    first = tuner.first()
-    assert not first.choice.exact
-    assert any(first.choice.active)
-    params = problem.family.init()
+@pytest.mark.parametrize("kinked", [False, True])
+def test_a_later_choice_is_never_worse_than_the_base_gradient(kinked):
+    problem = quell.Problem(general(kinked=kinked), quell.FullRank(2))
+    tuner, params = make_tuner(problem), problem.family.init()
+    first = tuner.first(params)
+    assert first.choice.base == first.choice.first == ("sampled" if kinked else "second order")
+    assert any(first.choice.active) == kinked
     state = first.gradient.init(params)
     again = tuner.again(params, state, first.choice)
     assert jax.tree.structure(again.state) == jax.tree.structure(state)
-    base = next(trial for trial in again.choice.trials if trial.what == "base")
-    assert min(trial.effort for trial in again.choice.trials) <= base.effort == 1.0
+    what = {trial.what: trial.effort for trial in again.choice.trials}
+    assert min(what.values()) <= what["base"] == 1.0
+    assert any(name.startswith("second order base") for name in what) == (not kinked)
     assert again.choice.seconds > 0
+    assert again.choice.first == first.choice.first
     assert "time to converge" in str(again.choice)
     restored = tuner.restore(quell.Choice.from_spec(again.choice.spec()))
     assert restored.gradient == again.gradient
     assert restored.choice.trials == again.choice.trials
+
+
+@pytest.mark.slow
+def test_a_kink_that_shows_up_later_ends_the_second_order():
+    """Far from the data the gradient has no jump to see; among them it has."""
+
+    def log_likelihood(z, y):
+        return -jnp.abs(y - z[0]) - 0.1 * (y - z[0]) ** 2
+
+    model = quell.Model(log_likelihood, quell.NormalPrior(0.0, 10.0), jnp.linspace(-1, 1, 50), jnp.zeros(1))
+    problem = quell.Problem(model, quell.FullRank(1))
+    tuner = make_tuner(problem)
+    far = quell.LocationScale(jnp.array([9.0]), jnp.array([[-3.0]]))
+    first = tuner.first(far)
+    assert first.choice.base == "second order"
+    near = quell.LocationScale(jnp.array([0.0]), jnp.array([[-1.0]]))
+    again = tuner.again(near, first.gradient.init(near), first.choice)
+    assert again.choice.base == "sampled"
+    assert again.choice.first == "second order"
+
+
+def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):
+    """Its mean over mirrored nodes is that of the sampled gradient, and the fit uses it."""
+    problem = quell.Problem(general(), quell.FullRank(2))
+    result = quell.fit(problem.model, problem.family, steps=60, key=jax.random.key(0))
+    assert result.choice.base == "second order"
+    assert result.gradient.sampler.num_replicates == 1
+    assert isinstance(result.gradient.base.data, quell.Price)
+    assert isinstance(result.gradient.base.prior, quell.ClosedForm), "the prior is a normal"
+    draw, mass = exact_draw(problem, None)
+    evaluation = Evaluation(problem, problem.family.init(dtype=jnp.float64), draw)
+    means = [
+        expectation(gradient.base.sample(evaluation), evaluation, mass)
+        for gradient in (result.gradient, quell.Gradient(problem))
+    ]
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **EXPECTATION), *means)
+
+
+@pytest.mark.parametrize(
+    "given", [{"sampler": quell.Sampler(3)}, {"base": quell.BaseGradient.of(quell.Reparameterization)}]
+)
+def test_no_hessians_where_sampler_or_base_were_given(given):
+    problem = quell.Problem(general(), quell.FullRank(2))
+    assert make_tuner(problem, **given).first(problem.family.init()).choice.base == "sampled"
+
+
+def test_no_hessians_of_many_coordinates_or_of_a_family_that_is_not_gaussian():
+    rule, likelihood = quell.Rule(), lambda z, y: -jnp.log1p(jnp.sum((y - z) ** 2))
+    for dim, is_tried in ((100, True), (101, False)):
+        model = quell.Model(likelihood, quell.NormalPrior(), jnp.zeros(3), jnp.zeros(dim))
+        assert (second_order_gradient(quell.Problem(model, quell.MeanField(dim)), rule) is not None) == is_tried
+    assert second_order_gradient(quell.Problem(general(), quell.Bernoulli(2)), rule) is None
 
 
 @pytest.mark.slow
@@ -218,7 +278,7 @@ def test_a_step_that_is_not_finite_is_no_sign_of_convergence():
     assert result.status is quell.Status.DIVERGED
 
 
-@pytest.mark.parametrize("family", [quell.MeanField(3), quell.FullRank(3)])
+@pytest.mark.parametrize("family", [quell.MeanField(3), quell.FullRank(3), quell.LowRank(3, 1)])
 def test_a_linear_predictor_is_fitted_exactly(family):
     model = linear()
     result = quell.fit(model, family, key=jax.random.key(0))
@@ -247,7 +307,7 @@ def test_what_is_given_is_not_chosen(unchecked):
 
 @pytest.mark.slow
 def test_the_first_steps_learn_weights_only():
-    model = general()
+    model = general(kinked=True)
     plan = FitOptions(steps=200).plan(model, quell.FullRank(2), jax.random.key(0))
     state = plan.start
     for _ in range(int(plan.policy.still)):

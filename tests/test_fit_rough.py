@@ -40,7 +40,7 @@ def isotropic(family, mean, scale):
 def exact_algorithm(model, family):
     problem = quell.Problem(model, family)
     gradient = quell.Gradient(problem, base=EXACT_BASE, rule=quell.Rule(metric="natural"))
-    return quell.Algorithm(gradient, default_optimizer(problem, 100, exact=True))
+    return quell.Algorithm(gradient, default_optimizer(problem, 100, "exact"))
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_step_may_go_the_further_the_more_data_there_are():
     for num, nats in ((1000, 100.0), (50_000, 500.0)):
         problem = quell.Problem(quell.logistic_regression(np.ones((num, 1)), np.ones(num)), quell.FullRank(1))
         expected = quell.natural_gradient(problem, momentum=0.0, max_kl=nats)
-        assert default_optimizer(problem, 100, exact=True) is expected
+        assert default_optimizer(problem, 100, "exact") is expected
 
 
 @pytest.mark.slow

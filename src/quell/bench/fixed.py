@@ -22,7 +22,7 @@ Variates = tuple[ControlVariate, ...]
 
 
 def fixed_options(problem: Problem) -> list[FitOptions]:
-    """One for each choice: the exact gradient where there is one, sets of variates, some of them with more samples."""
+    """One for each choice: the exact gradient or that of second order, sets of variates, some with more samples."""
     sampler = default_sampler(problem.model, natural=True)
     candidates = candidate_variates(problem, sampler)
     first = tuple(one for one, used in zip(candidates, first_active(candidates), strict=True) if used)
@@ -31,13 +31,13 @@ def fixed_options(problem: Problem) -> list[FitOptions]:
     for multiple in MULTIPLES:
         more = dataclasses.replace(sampler, num_replicates=multiple * sampler.num_replicates)
         found += [FitOptions(variates=one, sampler=more) for one in _unique([(), first, candidates])]
-    steps = FitOptions().steps
-    if (second := second_order_gradient(problem, Rule())) is not None and sampler.batch_size is None:
+    steps, second = FitOptions().steps, second_order_gradient(problem, Rule())
+    if EXACT.refuses(problem) is None:
+        found.insert(0, FitOptions((), default_optimizer(problem, steps, "exact"), base=EXACT))
+    elif second is not None and sampler.batch_size is None:
         optimizer = default_optimizer(problem, steps, "second order")
         samplers = [Sampler(number) for number in (1, *MULTIPLES)]
         found = [FitOptions((), optimizer, sampler=one, base=second.base) for one in samplers] + found
-    if EXACT.refuses(problem) is None:
-        found.insert(0, FitOptions((), default_optimizer(problem, steps, "exact"), base=EXACT))
     return found
 
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.fitting import loop
 from quell.fitting.algorithm import Algorithm
@@ -19,7 +19,9 @@ from quell.fitting.plan import FitPlan
 from quell.fitting.progress import Report, progress_bar, wants_bar
 from quell.fitting.reached import Reached
 from quell.fitting.result import FitResult
+from quell.gradient import Gradient
 from quell.history import History
+from quell.natural import natural_sq_norm
 from quell.status import Status
 
 LEAST_GAIN = 1e-3
@@ -143,7 +145,10 @@ class Run:
         last = self.reached.pieces[number][-1]
         if not last.num_steps or last.skipped[-1] or not np.isfinite(last.base_sq_norm[-1]):
             return np.inf
-        return 0.5 * float(last.combined_sq_norm[-1])
+        gradient = self.plan.algorithm.gradient
+        if gradient.rule.metric == "natural":
+            return 0.5 * float(last.combined_sq_norm[-1])
+        return float(_gain(gradient, self._member(self.reached.state.params, number)))
 
     def _choose_again(self, keeper: Keeper) -> None:
         """At a few fixed steps, look whether other variates would now be better, if what is left is worth it."""
@@ -258,3 +263,10 @@ def _retuned(steps: int) -> list[int]:
     while (step := FIRST_RETUNED * 4 ** len(found)) < steps:
         found.append(step)
     return found
+
+
+@eqx.filter_jit
+def _gain(gradient: Gradient, params: PyTree) -> Float[Array, ""]:
+    """Nats that a step could gain, for a family whose moments are not in nats: one more exact gradient."""
+    loss_grad, _, _ = gradient.update(jax.random.key(0), params, gradient.init(params))
+    return 0.5 * natural_sq_norm(gradient.problem, params, loss_grad)

@@ -157,9 +157,8 @@ class FitPlan(eqx.Module):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the gradient has no noise, and its squared norm is in nats."""
-        exact = self.choice is not None and self.choice.exact
-        return exact and self.algorithm.gradient.rule.metric == "natural"
+        """Whether natural-gradient steps follow a gradient without noise, so that it tells when they have arrived."""
+        return self.choice is not None and self.choice.exact and is_natural(self.algorithm.optimizer)
 
     @property
     def is_many(self) -> bool:

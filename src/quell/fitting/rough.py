@@ -7,14 +7,14 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
 from quell.draw import Sampler
 from quell.estimators import ClosedForm
 from quell.fitting.algorithm import Algorithm
 from quell.gradient import Gradient
-from quell.natural import geometry_of
+from quell.natural import natural_sq_norm
 from quell.problem import Problem
 from quell.variates import BaseGradient
 
@@ -99,7 +99,8 @@ def walk(rough: RoughStart, algorithm: Algorithm, key: Key[Array, ""], params: P
         loss_grad, _, _ = gradient.update(rows_key, now.params, nothing)
         updates, state = optimizer.update(loss_grad, now.optimizer, now.params)
         moved = jax.tree.map(jnp.add, now.params, updates)
-        is_far, is_finite = _gain(gradient.problem, now.params, loss_grad) > enough, _is_finite(moved)
+        gain = 0.5 * natural_sq_norm(gradient.problem, now.params, loss_grad)
+        is_far, is_finite = gain > enough, _is_finite(moved)
         moves = is_finite & (is_far | (now.step > 0))
         kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), moved, now.params)
         return _Walk(kept, state, ~(is_far & is_finite), now.step + 1)
@@ -115,13 +116,6 @@ walk_one = quick_jit(walk)
 def walk_many(rough: RoughStart, algorithm: Algorithm, keys: Key[Array, "fit"], params: PyTree) -> PyTree:
     """`walk` for several fits side by side; everything has a leading axis."""
     return jax.vmap(lambda key, one: walk(rough, algorithm, key, one))(keys, params)
-
-
-def _gain(problem: Problem, params: PyTree, loss_grad: PyTree) -> Float[Array, ""]:
-    """Nats that a step could gain: half the squared norm of the natural gradient."""
-    geometry = geometry_of(problem.family)
-    ascent = jax.tree.map(lambda leaf: -problem.model.num_data * leaf, loss_grad)
-    return 0.5 * geometry.sq_norm(params, geometry.direction(params, ascent))
 
 
 def _is_finite(params: PyTree) -> Bool[Array, ""]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from quell.combine.select import Costs
 from quell.compilation import quick_jit
 from quell.gradient import Gradient, GradientState
-from quell.natural import geometry_of
+from quell.natural import natural_sq_norm
 
 MORE = 4
 """How many times the samples are tried, to see what they cost."""
@@ -144,6 +144,4 @@ def _sq_norm(gradient: Gradient, params: PyTree, loss_grad: PyTree) -> Float[Arr
     """Squared norm of a gradient of the loss, in the units of the moments."""
     if gradient.rule.metric == "euclidean":
         return jnp.sum(jnp.stack([jnp.sum(leaf**2) for leaf in jax.tree.leaves(loss_grad)]))
-    geometry = geometry_of(gradient.problem.family)
-    ascent = jax.tree.map(lambda leaf: -gradient.problem.model.num_data * leaf, loss_grad)
-    return geometry.sq_norm(params, geometry.direction(params, ascent))
+    return natural_sq_norm(gradient.problem, params, loss_grad)

@@ -77,7 +77,7 @@ def candidate_variates(problem: Problem, sampler: Sampler) -> tuple[ControlVaria
         found = [ControlVariate(Variational(), main, ClosedForm()), *_of_prior(problem, main)]
         found.append(ControlVariate(Data(), main, ClosedForm()))
         if _subsamples(problem, sampler):
-            anchored = AnchoredQuadratic(every=_wait(problem, sampler, products=1))
+            anchored = AnchoredQuadratic(every=_wait(problem, sampler, share=2.0, products=1))
             found.append(ControlVariate(Data(), ClosedForm(), ClosedForm(full_data=True), anchored))
     else:
         found = [*default_variates(problem, sampler)]
@@ -129,13 +129,13 @@ def _subsamples(problem: Problem, sampler: Sampler | None) -> bool:
     return sampler.replace or sampler.batch_size < problem.model.num_data
 
 
-def _wait(problem: Problem, sampler: Sampler | None, *, products: int | None = None) -> int:
-    """Steps between refreshes: many enough that all rows of the steps are about those of a refresh."""
+def _wait(problem: Problem, sampler: Sampler | None, *, share: float = 0.5, products: int | None = None) -> int:
+    """Steps between refreshes: so many that they see all rows of a refresh this many times."""
     rows = problem.model.num_data
     a_step = min(rows, DEFAULT_BATCH) if sampler is None else sampler.num_replicates * (sampler.batch_size or rows)
     anchored = AnchoredQuadratic()
     passes = anchored.num_products(problem.model.dim) if products is None else products
-    return max(anchored.every, math.ceil(0.5 * rows * passes / a_step))
+    return max(anchored.every, math.ceil(share * rows * passes / a_step))
 
 
 def _datum_size(model: AbstractModel) -> int:

@@ -17,14 +17,14 @@ def count_flops(function: Callable[..., Any], *args: Any) -> float:
 
 
 def _count(jaxpr: Any) -> float:
-    return sum(_equation(equation) for equation in jaxpr.eqns)
+    return sum((_equation(equation) for equation in jaxpr.eqns), 0.0)
 
 
 def _equation(equation: Any) -> float:
     inner = [p for value in equation.params.values() for p in (value if isinstance(value, tuple | list) else (value,))]
     nested = [getattr(p, "jaxpr", p) for p in inner if hasattr(p, "jaxpr") or hasattr(p, "eqns")]
     if nested:
-        return sum(_count(one) for one in nested)
+        return sum((_count(one) for one in nested), 0.0)
     out = [var.aval for var in equation.outvars]
     size = sum(math.prod(getattr(aval, "shape", ())) for aval in out)
     name = equation.primitive.name
