@@ -14,11 +14,13 @@ import quell
 from exact import exact_draw, expectation
 from quell.combine.select import Costs, options, subset_sq_norm
 from quell.evaluation import Evaluation
+from quell.fitting import driver
 from quell.fitting.automatic import EXACT as EXACT_BASE
 from quell.fitting.automatic import Tuner, second_order_gradient
 from quell.fitting.loop import take_step
 from quell.fitting.plan import FitOptions
 from quell.fitting.scout import Scout
+from quell.models.linear import LinearData
 from quell.natural import geometry_of
 from quell.variates import candidate_variates
 from tolerances import EXACT, EXPECTATION
@@ -179,7 +181,7 @@ def make_tuner(problem, **given):
 def test_a_later_choice_is_never_worse_than_the_base_gradient(kinked):
     problem = quell.Problem(general(kinked=kinked), quell.FullRank(2))
     tuner, params = make_tuner(problem), problem.family.init()
-    first = tuner.first(params)
+    first = tuner.first()
     assert first.choice.base == first.choice.first == ("sampled" if kinked else "second order")
     assert any(first.choice.active) == kinked
     state = first.gradient.init(params)
@@ -196,23 +198,50 @@ def test_a_later_choice_is_never_worse_than_the_base_gradient(kinked):
     assert restored.choice.trials == again.choice.trials
 
 
+def test_a_kink_far_from_the_start_is_no_danger():
+    """Hessians never see the kinks of a Laplace density, and would make the posterior as wide as the prior."""
+    rng = np.random.default_rng(0)
+    data = jnp.asarray(30.0 + rng.laplace(size=100))
+    model = quell.Model(lambda z, y: -jnp.abs(y - z[0]), quell.NormalPrior(0.0, 20.0), data, jnp.zeros(1))
+    result = quell.fit(model, quell.FullRank(1), key=jax.random.key(0))
+    assert result.choice.base == "sampled"
+    np.testing.assert_allclose(result.params.loc[0], jnp.median(data), atol=0.2)
+    assert 0.07 < float(jnp.exp(result.params.scale[0, 0])) < 0.2
+
+
+def test_a_linear_predictor_with_a_kink_is_not_called_exact():
+    features, targets = jnp.ones((20, 1)), jnp.linspace(-1, 1, 20)
+    for density, base in ((lambda t, y: -jnp.abs(y - t), "sampled"), (lambda t, y: -jnp.log1p((y - t) ** 2), "exact")):
+        model = quell.LinearPredictor(LinearData(features, targets), quell.NormalPrior(), density)
+        assert make_tuner(quell.Problem(model, quell.FullRank(1))).first().choice.base == base
+
+
 @pytest.mark.slow
-def test_a_kink_that_shows_up_later_ends_the_second_order():
-    """Far from the data the gradient has no jump to see; among them it has."""
+@pytest.mark.parametrize("members", [(), (0,)])
+def test_another_base_gradient_is_taken_kept_and_resumed(members, tmp_path, monkeypatch):
+    """From second order to the sampled base, with or without a variate, in the middle of a fit."""
+    model, family = general(), quell.FullRank(2)
+    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(driver, "FIRST_RETUNED", 20)
 
-    def log_likelihood(z, y):
-        return -jnp.abs(y - z[0]) - 0.1 * (y - z[0]) ** 2
+    def forced(self, params, state, choice):
+        active = tuple(k in members for k in range(len(choice.active)))
+        new = quell.Choice("sampled", active, 1, "Forced.", first=choice.first)
+        return self.restore(new)._replace(state=self.sampled.init(params))
 
-    model = quell.Model(log_likelihood, quell.NormalPrior(0.0, 10.0), jnp.linspace(-1, 1, 50), jnp.zeros(1))
-    problem = quell.Problem(model, quell.FullRank(1))
-    tuner = make_tuner(problem)
-    far = quell.LocationScale(jnp.array([9.0]), jnp.array([[-3.0]]))
-    first = tuner.first(far)
-    assert first.choice.base == "second order"
-    near = quell.LocationScale(jnp.array([0.0]), jnp.array([[-1.0]]))
-    again = tuner.again(near, first.gradient.init(near), first.choice)
-    assert again.choice.base == "sampled"
-    assert again.choice.first == "second order"
+    monkeypatch.setattr(Tuner, "again", forced)
+
+    def run(name, steps, **options):
+        checkpoint = quell.Checkpoint(tmp_path / name, every_steps=10, **options)
+        return quell.fit(model, family, steps=steps, checkpoint=checkpoint, key=jax.random.key(0))
+
+    whole = run("whole", 60)
+    assert whole.choice.base == "sampled"
+    assert whole.gradient.base == quell.BaseGradient.of(quell.Reparameterization)
+    assert whole.gradient.active == whole.choice.active
+    run("parts", 40)
+    resumed = run("parts", 60, resume=True)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 
 def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):
@@ -237,11 +266,11 @@ def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):
 )
 def test_no_hessians_where_sampler_or_base_were_given(given):
     problem = quell.Problem(general(), quell.FullRank(2))
-    assert make_tuner(problem, **given).first(problem.family.init()).choice.base == "sampled"
+    assert make_tuner(problem, **given).first().choice.base == "sampled"
 
 
 def test_no_hessians_of_many_coordinates_or_of_a_family_that_is_not_gaussian():
-    rule, likelihood = quell.Rule(), lambda z, y: -jnp.log1p(jnp.sum((y - z) ** 2))
+    rule, likelihood = quell.Rule(), lambda z, y: -jnp.log1p((y - jnp.sum(z)) ** 2)
     for dim, is_tried in ((100, True), (101, False)):
         model = quell.Model(likelihood, quell.NormalPrior(), jnp.zeros(3), jnp.zeros(dim))
         assert (second_order_gradient(quell.Problem(model, quell.MeanField(dim)), rule) is not None) == is_tried

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quell.combine import Rule
 from quell.draw import Sampler
-from quell.fitting.automatic import EXACT, second_order_gradient
+from quell.fitting.automatic import EXACT, is_exact_for, second_order_gradient
 from quell.fitting.plan import FitOptions, default_optimizer, default_sampler
 from quell.problem import Problem
 from quell.variates import ControlVariate, candidate_variates, default_variates, first_active
@@ -32,7 +32,7 @@ def fixed_options(problem: Problem) -> list[FitOptions]:
         more = dataclasses.replace(sampler, num_replicates=multiple * sampler.num_replicates)
         found += [FitOptions(variates=one, sampler=more) for one in _unique([(), first, candidates])]
     steps, second = FitOptions().steps, second_order_gradient(problem, Rule())
-    if EXACT.refuses(problem) is None:
+    if is_exact_for(problem):
         found.insert(0, FitOptions((), default_optimizer(problem, steps, "exact"), base=EXACT))
     elif second is not None and sampler.batch_size is None:
         optimizer = default_optimizer(problem, steps, "second order")

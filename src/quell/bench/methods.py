@@ -20,7 +20,7 @@ from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Axis, Method, Setting
 from quell.compilation import quick_options
 from quell.draw import Sampler
-from quell.estimators import ClosedForm, Reparameterization
+from quell.estimators import ClosedForm, Price, Reparameterization
 from quell.fitting import Algorithm, AlgorithmState
 from quell.fitting.loop import LoopState, is_going, take_step
 from quell.fitting.plan import FitOptions, FitPlan
@@ -158,7 +158,8 @@ def gradient_text(gradient: Gradient) -> str:
     used = gradient.active or (True,) * len(gradient.names)
     names = [name for name, is_used in zip(gradient.names, used, strict=True) if is_used]
     rows = structure_text(gradient.sampler.batch_size, gradient.sampler.num_replicates)
-    return f"{rows}, {' + '.join(['base', *names])}"
+    base = "second order" if isinstance(gradient.base.data, Price) else "base"
+    return f"{rows}, {' + '.join([base, *names])}"
 
 
 def _advance(gradient: Gradient, state: RunState, until: Int[Array, ""]) -> RunState:

@@ -12,11 +12,12 @@ from quell.combine import Rule
 from quell.combine.select import Costs, Option, options
 from quell.draw import Sampler
 from quell.estimators import ClosedForm, Price
-from quell.estimators.smoothness import has_price_theorem
+from quell.estimators.smoothness import has_no_kinks
 from quell.fitting.choice import BaseName, Choice, Way, describe, trials_of
 from quell.fitting.rough import RoughStart
 from quell.fitting.scout import Scout, Seen
 from quell.gradient import Gradient, GradientState
+from quell.models import LinearPredictor
 from quell.problem import Problem
 from quell.terms import Prior
 from quell.variates import BaseGradient, candidate_variates, default_base, first_active
@@ -62,10 +63,10 @@ class Tuner:
 
     Where every term has a closed form on all data, and steps or data are few, the gradient has no noise, and nothing is
     left to choose. Otherwise a fit begins with what is good by rule: Hessians at latents, where coordinates and data
-    are few and the density has no kinks, else gradients at latents and variates. Where the fit turns out to be long
-    enough, trial runs at the current parameters give the moments of all candidates, from which the noise of every
-    subset follows, and the time of a step. The least product of the two is taken. The moments go on into the fit; its
-    draws are others, so that nothing is biased.
+    are few and the density is known to have no kinks, else gradients at latents and variates. Where the fit turns out
+    to be long enough, trial runs at the current parameters give the moments of all candidates, from which the noise of
+    every subset follows, and the time of a step. The least product of the two is taken. The moments go on into the fit;
+    its draws are others, so that nothing is biased.
 
     Args:
         problem: model and family.
@@ -90,7 +91,7 @@ class Tuner:
         """Nothing is run yet."""
         self.problem, self.rule, self.natural = problem, rule, natural
         are_free, are_few = sampler is None and base is None, natural or problem.model.num_data <= LARGEST_EXACT
-        self.may_be_exact = are_free and are_few and EXACT.refuses(problem) is None
+        self.may_be_exact = are_free and are_few and is_exact_for(problem)
         self.samples = SAMPLES if sampler is None else (1,)
         self.sampler = sampler or default_sampler
         variates = () if self.may_be_exact else candidate_variates(problem, self.sampler)
@@ -99,25 +100,21 @@ class Tuner:
         if are_free and natural and not self.may_be_exact and self.sampler.batch_size is None:
             self.second_order = second_order_gradient(problem, rule)
         scout_key = jax.random.fold_in(key, SCOUT_NUMBER)
-        self._check_key, *keys = jax.random.split(scout_key, 3)
+        keys = jax.random.split(scout_key)
         self.scouts: dict[BaseName, Scout] = {"sampled": Scout(self.sampled, keys[0])}
         if self.second_order is not None:
             self.scouts["second order"] = Scout(self.second_order, keys[1])
         self._costs: dict[BaseName, Costs] = {}
 
-    def first(self, params: PyTree) -> Tuned:
-        """Choose before the first step, by rule: a trial would take longer than most fits.
-
-        Args:
-            params: that the fit starts from.
-        """
+    def first(self) -> Tuned:
+        """Choose before the first step, by rule: a trial would take longer than most fits."""
         if self.may_be_exact:
             reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
             if (rough := self.rough) is not None:
                 reason += f" The fit starts near the optimum of {rough.num_rows} random data."
             return self.restore(Choice("exact", (), 1, reason, first="exact"))
-        if self._has_second_order(params):
-            reason = "By rule, before anything is measured: Hessians at latents, with few coordinates and few data."
+        if self.second_order is not None:
+            reason = "By rule, before anything is measured: Hessians at latents, since coordinates and data are few."
             none = (False,) * len(self.sampled.variates)
             return self.restore(Choice("second order", none, 1, reason, first="second order"))
         active = first_active(self.sampled.variates)
@@ -139,12 +136,15 @@ class Tuner:
         kept = tuple(
             old if used else new for old, new, used in zip(state.variates, fresh.variates, choice.active, strict=True)
         )
-        found, seen = self._ways("sampled", params, GradientState(state.moments, kept), choice)
-        if self.second_order is not None and self._has_second_order(params):
-            found += self._ways("second order", params, self.second_order.init(params), choice)[0]
+        seen = self.scouts["sampled"].look(params, GradientState(state.moments, kept))
+        floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
+        found = self._ways("sampled", params, seen, floor, also=_members(choice.active))
+        if self.second_order is not None:
+            other = self.scouts["second order"].look(params, self.second_order.init(params))
+            found += self._ways("second order", params, other, floor)
         found.sort(key=lambda way: way.option.effort)
-        now = next((way for way in found if self._is(way, choice)), None)
-        best = found[0] if now is None or found[0].option.effort < WORTH * now.option.effort else now
+        now = next(way for way in found if self._is(way, choice))
+        best = found[0] if found[0].option.effort < WORTH * now.option.effort else now
         seconds = time.perf_counter() - began + choice.seconds
         new = self._choice(found, best, choice, is_kept=best is now, seconds=seconds)
         return Tuned(new, self._gradient(new), seen.state)
@@ -159,26 +159,23 @@ class Tuner:
         """Programs that trial runs have to compile: about as many times the fit's own."""
         return sum(len(scout.gradient.variates) + 3 for scout in self.scouts.values())
 
+    def learns(self, first: BaseName) -> bool:
+        """Whether a fit that begins so has weights to learn before its first step, which would be long."""
+        return self.natural and first == "sampled" and any(first_active(self.sampled.variates))
+
     def restore(self, choice: Choice) -> Tuned:
         """What an earlier choice makes."""
         return Tuned(choice, self._gradient(choice), None)
 
-    def _has_second_order(self, params: PyTree) -> bool:
-        """Whether Hessians are cheap enough, and tell the truth here."""
-        return self.second_order is not None and has_price_theorem(self.problem, params, self._check_key)
-
-    def _ways(self, base: BaseName, params: PyTree, state: GradientState, choice: Choice) -> tuple[list[Way], Seen]:
-        """What can be made of a base gradient, judged by trial runs; the choice of the moment is always among it."""
+    def _ways(self, base: BaseName, params: PyTree, seen: Seen, floor: float, also: tuple[int, ...] = ()) -> list[Way]:
+        """What can be made of a base gradient, from trial runs of it; one set of variates is always among it."""
         scout = self.scouts[base]
-        seen = scout.look(params, state)
         if base not in self._costs:
             self._costs[base] = scout.costs(params, seen.state)
         # Moments are those of one independent unit; a step averages over several.
         noise = (seen.joint - _corner(seen)) / scout.gradient.sampler.num_units
-        floor = QUIET_NATS if self.natural and self.rule.metric == "natural" else seen.mean_sq
-        also = tuple(k for k, used in enumerate(choice.active) if used) if base == "sampled" else ()
         found = options(noise, 0.0, self._costs[base], floor=floor, samples=self.samples, also=(also,))
-        return [Way(base, option) for option in found], seen
+        return [Way(base, option) for option in found]
 
     def _is(self, way: Way, choice: Choice) -> bool:
         chosen = (choice.base, choice.samples, choice.active)
@@ -199,13 +196,25 @@ class Tuner:
         return dataclasses.replace(self.sampled, base=chosen.base, sampler=more, active=choice.active)
 
 
+def is_exact_for(problem: Problem) -> bool:
+    """Whether the closed form of every term is there, and exact: quadrature is not where a density has a kink."""
+    model = problem.model
+    if EXACT.refuses(problem) is not None:
+        return False
+    return not isinstance(model, LinearPredictor) or model.has_exact_expectations or has_no_kinks(problem)
+
+
 def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
-    """Hessians at one latent and its mirror image, on all data; `None` where there are none, or they cost too much."""
+    """Hessians at one latent and its mirror image, on all data; `None` where they are wrong, or cost too much."""
     prior = ClosedForm() if Prior().refuses_closed_form(problem) is None else Price()
     base = BaseGradient(Price(), prior, ClosedForm())
-    if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None:
+    if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None or not has_no_kinks(problem):
         return None
     return Gradient(problem, base=base, sampler=Sampler(), rule=rule)
+
+
+def _members(active: tuple[bool, ...]) -> tuple[int, ...]:
+    return tuple(k for k, used in enumerate(active) if used)
 
 
 def _mask(option: Option, num: int) -> tuple[bool, ...]:

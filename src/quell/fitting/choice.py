@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import equinox as eqx
 
 from quell.combine.select import Option
+from quell.fitting.checkpoint_file import CheckpointError
 
 SHOWN = 8
 """Rows of the table, beside the base gradient and all variates together."""
@@ -59,6 +60,10 @@ class Choice(eqx.Module):
         """Whether the gradient has no noise."""
         return self.base == "exact"
 
+    def is_same(self, other: "Choice") -> bool:
+        """Whether both make the same gradient."""
+        return (self.base, self.active, self.samples) == (other.base, other.active, other.samples)
+
     def spec(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON has it: enough to make the same gradient again."""
         chosen = {"base": self.base, "active": list(self.active), "samples": self.samples, "first": self.first}
@@ -67,6 +72,11 @@ class Choice(eqx.Module):
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> "Choice":
         """As a checkpoint kept it."""
+        if "base" not in spec:
+            raise CheckpointError(
+                "The checkpoint holds a choice as an earlier version wrote it. One of this version was needed. "
+                "Give another path and start anew, or name the variates instead of `variates='auto'`."
+            )
         trials = tuple(Trial(*trial) for trial in spec["trials"])
         chosen = spec["base"], tuple(spec["active"]), spec["samples"], spec["reason"]
         return cls(*chosen, trials, first=spec["first"])

@@ -164,7 +164,7 @@ class Run:
         tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
         if tuned is None or tuned.state is None:
             return
-        if tuned.choice.active == plan.choice.active and tuned.choice.samples == plan.choice.samples:
+        if tuned.choice.is_same(plan.choice):
             self.plan = dataclasses.replace(plan, choice=tuned.choice)
             keeper.choice = tuned.choice.spec()
             return

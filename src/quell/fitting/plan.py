@@ -102,7 +102,7 @@ class FitOptions(eqx.Module):
                 problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=first_key
             )
             kept = self.checkpoint.read_choice() if self.checkpoint is not None else None
-            tuned = tuner.first(params) if kept is None else tuner.restore(Choice.from_spec(kept))
+            tuned = tuner.first() if kept is None else tuner.restore(Choice.from_spec(kept))
             gradient = tuned.gradient
         else:
             base = self.base or default_base(problem)
@@ -110,7 +110,7 @@ class FitOptions(eqx.Module):
         began = "sampled" if tuned is None else tuned.choice.first
         algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, began))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        learns = tuned is not None and natural and any(tuned.choice.active) and self.steps > 2 * LEARNING_STEPS
+        learns = tuner is not None and tuner.learns(began) and self.steps > 2 * LEARNING_STEPS
         still = LEARNING_STEPS if learns else 0
         after = math.ceil(self.steps * (self.average_from or 0.0))
         return FitPlan(

@@ -62,6 +62,11 @@ class LinearPredictor(AbstractModel):
     expected: ExpectedLogDensity | None = eqx.field(static=True, default=None)
 
     @property
+    def has_exact_expectations(self) -> bool:
+        """Whether expectations of the log-likelihood under a normal predictor are known to be exact."""
+        return self.is_quadratic or self.is_smooth or self.expected is not None
+
+    @property
     def dim(self) -> int:
         return self.data.features.shape[-1]
 

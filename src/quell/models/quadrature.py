@@ -18,8 +18,14 @@ NARROW = {"single": 0.5, "double": 0.22}
 WIDE = {True: 3.0, False: 2.0}
 """The smallest that needs more nodes than usual, by whether the function is known to be smooth."""
 
-EQUAL = {"single": ((32, 6.5), (128, 10.5)), "double": ((64, 8.0), (256, 13.0))}
-"""Equally spaced nodes, the usual ones and those for wide normals: how many, and standard deviations to the last."""
+USUAL = {"single": (32, 6.5), "double": (64, 8.0)}
+"""Equally spaced nodes: how many, and standard deviations to the last."""
+
+MANY = {
+    True: {"single": (80, 6.5), "double": (192, 8.0)},
+    False: {"single": (128, 10.5), "double": (256, 13.0)},
+}
+"""Those for wide normals, by whether the function is smooth; one that is not known to be may grow exponentially."""
 
 NUM_FEW, NUM_COARSE = 8, 10
 """Gauss-Hermite nodes, for narrow normals and where the expectation need not be exact."""
@@ -53,8 +59,8 @@ def normal_expectation(
     to 100 in double precision; to 1e-6 and 1e-5 in single precision, and to rounding over \(s\) where that is tiny.
     Those of \(e^t\) are exact to 1e-5 up to 25; from 70 on it overflows at the last node in single precision. Those of
     a function with a kink are off by a few percent.
-    Cost: evaluations a datum by the largest \(s\): 8 up to 0.22, 64 up to 3, else 256; in single precision 8 up to 0.5,
-    32 up to 3, else 128.
+    Cost: evaluations a datum by the largest \(s\): 8 up to 0.22, 64 up to 3, else 192; in single precision 8 up to 0.5,
+    32 up to 3, else 80. Where \(g\) is not known to be smooth: 64 up to 2, else 256; 32 up to 2, else 128.
 
     References: Trefethen & Weideman (2014), "The exponentially convergent trapezoidal rule", section 5.
     """
@@ -69,7 +75,7 @@ def normal_expectation(
     else:
         widest = largest_of_batch(jax.lax.stop_gradient(jnp.max(scale)))
         precision = _precision(mean.dtype)
-        usual, many = (by(equally_spaced(*each)) for each in EQUAL[precision])
+        usual, many = (by(equally_spaced(*each[precision])) for each in (USUAL, MANY[is_smooth]))
         choice = (widest > WIDE[is_smooth]).astype(int)
         if is_smooth:
             few = by(gauss_hermite(NUM_FEW))
