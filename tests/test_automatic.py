@@ -14,14 +14,14 @@ import quell
 from exact import exact_draw, expectation
 from quell.combine.select import Costs, options, subset_sq_norm
 from quell.evaluation import Evaluation
-from quell.fitting import driver
+from quell.fitting import automatic, driver
 from quell.fitting.automatic import EXACT as EXACT_BASE
-from quell.fitting.automatic import Tuner, second_order_gradient
+from quell.fitting.automatic import SETTLED, Tuner, second_order_gradient
 from quell.fitting.loop import take_step
 from quell.fitting.plan import FitOptions
 from quell.fitting.scout import Scout
 from quell.models.linear import LinearData
-from quell.natural import geometry_of
+from quell.natural import geometry_of, natural_sq_norm
 from quell.variates import candidate_variates
 from tolerances import EXACT, EXPECTATION
 
@@ -242,6 +242,41 @@ def test_another_base_gradient_is_taken_kept_and_resumed(members, tmp_path, monk
     run("parts", 40)
     resumed = run("parts", 60, resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+
+
+def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
+    def run(steps=60):
+        return quell.fit(general(), quell.FullRank(2), steps=steps, key=jax.random.key(0))
+
+    quiet = run()
+    assert quiet.choice.base == quiet.choice.first == "second order"
+    monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
+    noisy = run()
+    assert noisy.choice.base == "sampled"
+    assert noisy.choice.first == "second order"
+    assert "noisy" in noisy.choice.reason
+    used = [name for name, active in zip(noisy.gradient.names, noisy.choice.active, strict=True) if active]
+    assert used == ["variational: rp - cf"]
+    assert not noisy.history.weights[: SETTLED + 1].any(), "no weights before there were variates"
+    assert noisy.history.weights[SETTLED + 2 :].any()
+    settled, waited, moved = (run(steps).params.loc for steps in (SETTLED + 1, SETTLED + 10, SETTLED + 11))
+    np.testing.assert_array_equal(waited, settled)
+    assert (moved != settled).all()
+
+
+def test_the_look_is_at_what_a_step_could_gain():
+    problem = quell.Problem(general(), quell.FullRank(2))
+    gradient, params = second_order_gradient(problem, quell.Rule()), problem.family.init(dtype=jnp.float64)
+    draw, mass = exact_draw(problem, None)
+    evaluation = Evaluation(problem, params, draw)
+    rows = jax.vmap(
+        lambda noise: gradient.update_from_draw(quell.Draw(noise[None], None), params, gradient.init(params))[0]
+    )
+    gains = 0.5 * jax.vmap(lambda grad: natural_sq_norm(problem, params, grad))(rows(evaluation.draw.noise))
+    found = float(automatic._median_gain(gradient, params, jax.random.key(0)))
+    order = jnp.argsort(gains)
+    share = float(jnp.sum(jnp.where(gains[order] < found, mass[order], 0.0)))
+    assert 0.05 < share < 0.95, "the middle one of nine draws"
 
 
 def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):

@@ -22,6 +22,7 @@ from quell.compilation import quick_options
 from quell.draw import Sampler
 from quell.estimators import ClosedForm, Price, Reparameterization
 from quell.fitting import Algorithm, AlgorithmState
+from quell.fitting.automatic import SETTLED
 from quell.fitting.loop import LoopState, is_going, take_step
 from quell.fitting.plan import FitOptions, FitPlan
 from quell.gradient import Gradient
@@ -99,15 +100,26 @@ class AdamRunner(AbstractRunner):
         return gaussian_of(state.algorithm.params)
 
 
+Program = Callable[[LoopState, Array, Array], LoopState]
+"""Steps from a state, with a key, until their number is given."""
+
+
 class FitState(NamedTuple):
-    """Where a fit stands."""
+    """Where a fit stands.
+
+    Args:
+        loop: parameters and all that belongs to them.
+        key: of the fit.
+        base: the gradient that it goes by now, as its choice names it; empty where nothing is chosen.
+    """
 
     loop: LoopState
     key: Key[Array, ""]
+    base: str
 
 
 class FitRunner(AbstractRunner):
-    """The steps that `quell.fit` takes.
+    """The steps that `quell.fit` takes, with the walk before them and the look after the first ones.
 
     Args:
         bench: the problem.
@@ -119,27 +131,51 @@ class FitRunner(AbstractRunner):
     def __init__(self, bench: BenchProblem, options: FitOptions, label: str = "") -> None:
         """Nothing is chosen or compiled yet."""
         self.bench, self.options, self.label = bench, options, label
-        self._plan: FitPlan | None = None
+        self._plans: dict[str, tuple[FitPlan, Program]] = {}
+        self._first = ""
 
     def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> FitState:
-        if self._plan is None:
+        if not self._plans:
             params = params_of(isotropic(mean, _START_SCALE, full_rank=self.bench.full_rank))
             options = dataclasses.replace(self.options, params=params)
             plan = options.plan(self.bench.problem.model, self.bench.problem.family, key)
             self.label = ", ".join(word for word in (self.label, gradient_text(plan.algorithm.gradient)) if word)
-            self._plan, self._advance = plan, _program_of(plan)
-        return FitState(self._plan.start, key)
+            self._first = _base_of(plan)
+            self._plans[self._first] = plan, _program_of(plan)
+        return FitState(self._plans[self._first][0].start, key, self._first)
 
     def advance(self, state: FitState, until: int) -> FitState:
-        assert self._plan is not None
-        loop = state.loop if state.loop.step else self._plan.begin(state.key, state.loop)
-        return FitState(self._advance(loop, state.key, jnp.asarray(until, jnp.int32)), state.key)
+        plan, program = self._plans[state.base]
+        loop, step = state.loop, int(state.loop.step)
+        loop = loop if step else plan.begin(state.key, loop)
+        if step < SETTLED <= until and state.base == "second order":
+            loop = program(loop, state.key, jnp.asarray(SETTLED, jnp.int32))
+            return self._settled(FitState(loop, state.key, state.base), until)
+        return FitState(program(loop, state.key, jnp.asarray(until, jnp.int32)), state.key, state.base)
+
+    def _settled(self, state: FitState, until: int) -> FitState:
+        """Go on after the look at the noise, with another gradient where there is too much."""
+        plan = self._plans[state.base][0]
+        assert plan.tuner is not None
+        assert plan.choice is not None
+        tuned = plan.tuner.settle(state.loop.params, plan.choice)
+        if tuned is not None:
+            changed = plan.changed(tuned)
+            if (base := _base_of(changed)) not in self._plans:
+                self._plans[base] = changed, _program_of(changed)
+                self.label += f", then {gradient_text(changed.algorithm.gradient)}"
+            state = FitState(eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state), state.key, base)
+        return self.advance(state, until)
 
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)
 
 
-def _program_of(plan: FitPlan) -> Callable[[LoopState, Array, Array], LoopState]:
+def _base_of(plan: FitPlan) -> str:
+    return "" if plan.choice is None else plan.choice.base
+
+
+def _program_of(plan: FitPlan) -> Program:
     arrays, static = eqx.partition((plan.algorithm, plan.policy), eqx.is_array)
 
     def advance(arrays: Any, state: LoopState, key: Key[Array, ""], until: Int[Array, ""]) -> LoopState:

@@ -5,8 +5,10 @@ import dataclasses
 import time
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
-from jaxtyping import Array, Key, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
 
 from quell.combine import Rule
 from quell.combine.select import Costs, Option, options
@@ -18,8 +20,9 @@ from quell.fitting.rough import RoughStart
 from quell.fitting.scout import Scout, Seen
 from quell.gradient import Gradient, GradientState
 from quell.models import LinearPredictor
+from quell.natural import natural_sq_norm
 from quell.problem import Problem
-from quell.terms import Prior
+from quell.terms import Prior, Variational
 from quell.variates import BaseGradient, candidate_variates, default_base, first_active
 
 SAMPLES = (1, 2, 4, 8)
@@ -39,6 +42,15 @@ EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 
 LARGEST_SECOND_ORDER = 100
 """With more coordinates than this, a Hessian a step is not tried."""
+
+SETTLED = 24
+"""After as many steps of second order it is looked whether their noise is small."""
+
+SETTLED_NATS = 4.0
+"""Where a step could gain more than this even then, the gain is noise, and the density far from a Gaussian."""
+
+SETTLED_LOOKS = 9
+"""Gradients of which the median is taken."""
 
 SCOUT_NUMBER = 2**32 - 1
 """Folded into the fit's key for the trial runs; no step has this number."""
@@ -63,10 +75,10 @@ class Tuner:
 
     Where every term has a closed form on all data, and steps or data are few, the gradient has no noise, and nothing is
     left to choose. Otherwise a fit begins with what is good by rule: Hessians at latents, where coordinates and data
-    are few and the density is known to have no kinks, else gradients at latents and variates. Where the fit turns out
-    to be long enough, trial runs at the current parameters give the moments of all candidates, from which the noise of
-    every subset follows, and the time of a step. The least product of the two is taken. The moments go on into the fit;
-    its draws are others, so that nothing is biased.
+    are few, the density is known to have no kinks, and a look after the first steps shows little noise; else gradients
+    at latents and variates. Where the fit turns out to be long enough, trial runs at the current parameters give the
+    moments of all candidates, from which the noise of every subset follows, and the time of a step. The least product
+    of the two is taken. The moments go on into the fit; its draws are others, so that nothing is biased.
 
     Args:
         problem: model and family.
@@ -74,7 +86,7 @@ class Tuner:
         base: as it was given.
         rule: as it was given.
         natural: whether steps follow the natural gradient.
-        key: of the fit.
+        key: of the fit; several keys for several fits, which share one choice by rule.
     """
 
     def __init__(
@@ -86,7 +98,7 @@ class Tuner:
         *,
         default_sampler: Sampler,
         natural: bool,
-        key: Key[Array, ""],
+        key: Key[Array, "*fit"],
     ) -> None:
         """Nothing is run yet."""
         self.problem, self.rule, self.natural = problem, rule, natural
@@ -97,10 +109,10 @@ class Tuner:
         variates = () if self.may_be_exact else candidate_variates(problem, self.sampler)
         self.sampled = Gradient(problem, variates, base=base or default_base(problem), sampler=self.sampler, rule=rule)
         self.second_order = None
-        if are_free and natural and not self.may_be_exact and self.sampler.batch_size is None:
+        can_change = are_free and natural and not self.may_be_exact and key.ndim == 0
+        if can_change and self.sampler.batch_size is None:
             self.second_order = second_order_gradient(problem, rule)
-        scout_key = jax.random.fold_in(key, SCOUT_NUMBER)
-        keys = jax.random.split(scout_key)
+        self._look_key, *keys = jax.random.split(jax.random.fold_in(key if key.ndim == 0 else key[0], SCOUT_NUMBER), 3)
         self.scouts: dict[BaseName, Scout] = {"sampled": Scout(self.sampled, keys[0])}
         if self.second_order is not None:
             self.scouts["second order"] = Scout(self.second_order, keys[1])
@@ -118,8 +130,29 @@ class Tuner:
             none = (False,) * len(self.sampled.variates)
             return self.restore(Choice("second order", none, 1, reason, first="second order"))
         active = first_active(self.sampled.variates)
-        names = " + ".join(["base", *(n for n, used in zip(self.sampled.names, active, strict=True) if used)])
-        return self.restore(Choice("sampled", active, 1, f"By rule, before anything is measured: {names}."))
+        return self.restore(self._named("sampled", active, "By rule, before anything is measured", first="sampled"))
+
+    def settle(self, params: PyTree, choice: Choice) -> Tuned | None:
+        """After the first steps of second order, the sampled base where they are too noisy; else `None`.
+
+        The cheapest variate comes with it: quadratics would be as far from the density as the Hessians were.
+
+        Args:
+            params: where the fit stands.
+            choice: that it goes by.
+        """
+        if self.second_order is None or choice.base != "second order":
+            return None
+        if float(_median_gain(self.second_order, params, self._look_key)) < SETTLED_NATS:
+            return None
+        active = tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
+        reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
+        tuned = self.restore(self._named("sampled", active, reason, first=choice.first))
+        return tuned._replace(state=self.sampled.init(params))
+
+    def _named(self, base: BaseName, active: tuple[bool, ...], reason: str, *, first: BaseName) -> Choice:
+        names = [name for name, used in zip(self.sampled.names, active, strict=True) if used]
+        return Choice(base, active, 1, f"{reason}: {' + '.join(['base', *names])}.", first=first)
 
     def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
         """Choose where the fit stands, by trial runs; `None` where there is nothing to choose.
@@ -159,9 +192,11 @@ class Tuner:
         """Programs that trial runs have to compile: about as many times the fit's own."""
         return sum(len(scout.gradient.variates) + 3 for scout in self.scouts.values())
 
-    def learns(self, first: BaseName) -> bool:
-        """Whether a fit that begins so has weights to learn before its first step, which would be long."""
-        return self.natural and first == "sampled" and any(first_active(self.sampled.variates))
+    def still_until(self, choice: Choice, learning: int) -> int:
+        """The step up to which parameters wait for weights to be learned: a natural-gradient step is long."""
+        if not self.natural or choice.base != "sampled" or not any(first_active(self.sampled.variates)):
+            return 0
+        return learning + (SETTLED if choice.first == "second order" else 0)
 
     def restore(self, choice: Choice) -> Tuned:
         """What an earlier choice makes."""
@@ -211,6 +246,17 @@ def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
     if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None or not has_no_kinks(problem):
         return None
     return Gradient(problem, base=base, sampler=Sampler(), rule=rule)
+
+
+@eqx.filter_jit
+def _median_gain(gradient: Gradient, params: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
+    """Nats that a step could gain, the middle one of several draws."""
+    state = gradient.init(params)
+
+    def gain(one: Key[Array, ""]) -> Float[Array, ""]:
+        return 0.5 * natural_sq_norm(gradient.problem, params, gradient.update(one, params, state)[0])
+
+    return jnp.median(jax.lax.map(gain, jax.random.split(key, SETTLED_LOOKS)))
 
 
 def _members(active: tuple[bool, ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.fitting import loop
-from quell.fitting.algorithm import Algorithm
+from quell.fitting.automatic import SETTLED
 from quell.fitting.callback import FitProgress
 from quell.fitting.checkpoint import Keeper
 from quell.fitting.checkpoint_file import CheckpointError
@@ -151,28 +151,30 @@ class Run:
         return float(_gain(gradient, self._member(self.reached.state.params, number)))
 
     def _choose_again(self, keeper: Keeper) -> None:
-        """At a few fixed steps, look whether other variates would now be better, if what is left is worth it."""
-        plan, steps = self.plan, self.plan.options.steps
-        step = int(self.step.max())
-        if plan.is_many or plan.tuner is None or plan.choice is None or step not in _retuned(steps):
+        """At a few fixed steps, look whether another gradient would now be better."""
+        plan, step = self.plan, int(self.step.max())
+        if plan.is_many or plan.tuner is None or plan.choice is None or not self.going.any():
             return
-        seconds_left = (steps - step) * self.step_seconds
-        trial = (plan.tuner.num_trials + 1) * self.longest_chunk
-        if seconds_left < WORTHWHILE * trial or not self.going.any():
-            return
-        state = self.reached.state
-        tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
+        state, tuned = self.reached.state, None
+        if step == SETTLED:
+            tuned = plan.tuner.settle(state.params, plan.choice)
+        elif step in _retuned(plan.options.steps) and self._is_worth_trials(step):
+            tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
         if tuned is None or tuned.state is None:
             return
         if tuned.choice.is_same(plan.choice):
             self.plan = dataclasses.replace(plan, choice=tuned.choice)
             keeper.choice = tuned.choice.spec()
             return
-        algorithm = Algorithm(tuned.gradient, plan.algorithm.optimizer)
-        self.plan = dataclasses.replace(plan, algorithm=algorithm, choice=tuned.choice)
-        state = eqx.tree_at(lambda s: s.algorithm.gradient, state, tuned.state)
-        self.reached = self.reached._replace(state=state)
+        self.plan = plan.changed(tuned)
+        self.reached = self.reached._replace(state=eqx.tree_at(lambda s: s.algorithm.gradient, state, tuned.state))
         keeper.change(self.plan.fingerprint, tuned.choice.spec())
+
+    def _is_worth_trials(self, step: int) -> bool:
+        """Whether what is left takes so much longer than trial runs that these do not matter."""
+        assert self.plan.tuner is not None
+        trial = (self.plan.tuner.num_trials + 1) * self.longest_chunk
+        return (self.plan.options.steps - step) * self.step_seconds >= WORTHWHILE * trial
 
     def results(self) -> list[FitResult]:
         """A result for each fit, as far as it has come."""
@@ -209,7 +211,7 @@ class Run:
             every = EXACT_EVERY if self.plan.rough is None else 1
             ends.append((step // every + 1) * every)
         if self.plan.tuner is not None:
-            ends += [again for again in _retuned(options.steps) if again > step]
+            ends += [again for again in (SETTLED, *_retuned(options.steps)) if again > step]
         return min(step + length, options.steps, *ends)
 
     def _run_chunk(self, until: Int[np.ndarray, "fit"]) -> None:

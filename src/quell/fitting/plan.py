@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a fit, checked, and the plan that they make with a problem."""
 
+import dataclasses
 import functools
 import math
 from typing import Any, Literal
@@ -16,7 +17,7 @@ from quell.combine import Rule
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
-from quell.fitting.automatic import Tuner
+from quell.fitting.automatic import Tuned, Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
 from quell.fitting.choice import BaseName, Choice
@@ -97,10 +98,7 @@ class FitOptions(eqx.Module):
         params = family.init() if self.params is None else _checked_params(self.params, family)
         tuner, tuned = None, None
         if self.variates == "auto":
-            first_key = key if key.ndim == 0 else key[0]
-            tuner = Tuner(
-                problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=first_key
-            )
+            tuner = Tuner(problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=key)
             kept = self.checkpoint.read_choice() if self.checkpoint is not None else None
             tuned = tuner.first() if kept is None else tuner.restore(Choice.from_spec(kept))
             gradient = tuned.gradient
@@ -110,8 +108,9 @@ class FitOptions(eqx.Module):
         began = "sampled" if tuned is None else tuned.choice.first
         algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, began))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        learns = tuner is not None and tuner.learns(began) and self.steps > 2 * LEARNING_STEPS
-        still = LEARNING_STEPS if learns else 0
+        still = 0
+        if tuner is not None and tuned is not None and self.steps > 2 * LEARNING_STEPS:
+            still = tuner.still_until(tuned.choice, LEARNING_STEPS)
         after = math.ceil(self.steps * (self.average_from or 0.0))
         return FitPlan(
             algorithm=algorithm,
@@ -154,6 +153,17 @@ class FitPlan(eqx.Module):
             return state
         go = walk_many if self.is_many else walk_one
         return eqx.tree_at(lambda s: s.algorithm.params, state, go(self.rough, self.algorithm, key, state.params))
+
+    def changed(self, tuned: Tuned) -> "FitPlan":
+        """The same plan with another gradient from now on."""
+        assert self.tuner is not None
+        still = self.tuner.still_until(tuned.choice, LEARNING_STEPS)
+        return dataclasses.replace(
+            self,
+            algorithm=Algorithm(tuned.gradient, self.algorithm.optimizer),
+            choice=tuned.choice,
+            policy=eqx.tree_at(lambda p: p.still, self.policy, jnp.asarray(still, jnp.int32)),
+        )
 
     @property
     def is_exact(self) -> bool:
