@@ -245,7 +245,7 @@ def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
     base = BaseGradient(Price(), prior, ClosedForm())
     if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None or not has_no_kinks(problem):
         return None
-    return Gradient(problem, base=base, sampler=Sampler(), rule=rule)
+    return Gradient(problem, base=base, sampler=Sampler(), rule=dataclasses.replace(rule, prior=None))
 
 
 @eqx.filter_jit
