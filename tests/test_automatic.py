@@ -264,19 +264,47 @@ def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     assert (moved != settled).all()
 
 
-def test_the_look_is_at_what_a_step_could_gain():
+def test_the_look_is_at_the_noise_alone():
+    """Against the exact covariance, and far from the optimum, where the gradient itself is long."""
     problem = quell.Problem(general(), quell.FullRank(2))
-    gradient, params = second_order_gradient(problem, quell.Rule()), problem.family.init(dtype=jnp.float64)
+    gradient = second_order_gradient(problem, quell.Rule())
+    params = quell.LocationScale(jnp.array([2.0, -2.0]), jnp.diag(jnp.array([-0.5, -0.5])))
     draw, mass = exact_draw(problem, None)
-    evaluation = Evaluation(problem, params, draw)
-    rows = jax.vmap(
-        lambda noise: gradient.update_from_draw(quell.Draw(noise[None], None), params, gradient.init(params))[0]
-    )
-    gains = 0.5 * jax.vmap(lambda grad: natural_sq_norm(problem, params, grad))(rows(evaluation.draw.noise))
-    found = float(automatic._median_gain(gradient, params, jax.random.key(0)))
-    order = jnp.argsort(gains)
-    share = float(jnp.sum(jnp.where(gains[order] < found, mass[order], 0.0)))
-    assert 0.05 < share < 0.95, "the middle one of nine draws"
+
+    def of_noise(noise):
+        return gradient.update_from_draw(quell.Draw(noise[None], None), params, gradient.init(params))[0]
+
+    grads = jax.vmap(of_noise)(draw.noise)
+    steps = jax.tree.map(lambda leaf: leaf - jnp.tensordot(mass, leaf, axes=1), grads)
+    noise = 0.5 * jax.vmap(lambda step: natural_sq_norm(problem, params, step))(steps)
+    found = [float(automatic._median_noise(gradient, params, jax.random.key(seed))) for seed in range(20)]
+    assert 0.3 < np.mean(found) / float(mass @ noise) < 1.5, "a median of squares is below their mean"
+    whole = 0.5 * jax.vmap(lambda grad: natural_sq_norm(problem, params, grad))(grads)
+    assert float(mass @ whole) > 5 * float(mass @ noise)
+
+
+def test_a_fit_that_was_interrupted_before_the_look_looks_when_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
+
+    def run(name, steps, **options):
+        checkpoint = quell.Checkpoint(tmp_path / name, every_steps=8, **options)
+        return quell.fit(general(), quell.FullRank(2), steps=steps, checkpoint=checkpoint, key=jax.random.key(0))
+
+    whole = run("whole", 50)
+    assert run("parts", SETTLED).choice.base == "second order"
+    resumed = run("parts", 50, resume=True)
+    assert resumed.choice.base == whole.choice.base == "sampled"
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+
+
+def test_a_checkpoint_of_hessians_is_not_resumed_by_a_fit_without(tmp_path):
+    path = tmp_path / "fit"
+    quell.fit(general(), quell.FullRank(2), steps=8, checkpoint=quell.Checkpoint(path), key=jax.random.key(0))
+    again = quell.Checkpoint(path, resume=True)
+    with pytest.raises(quell.CheckpointError, match="second order gradient"):
+        quell.fit(
+            general(), quell.FullRank(2), steps=20, sampler=quell.Sampler(2), checkpoint=again, key=jax.random.key(0)
+        )
 
 
 def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):

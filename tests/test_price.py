@@ -135,6 +135,8 @@ SMOOTH = {
     "within a support": lambda z: jnp.where(z > 0, jnp.log(z), -jnp.inf),
     "compared in vain": lambda z: (jnp.any(z > 0), jnp.sin(z))[1],
     "loop": lambda z: jax.lax.scan(lambda total, x: (total + jnp.sin(x), None), 0.0, z)[0],
+    "a support, added up": lambda z: 2.0 * jnp.sum(jnp.where(z > 0, jnp.log(z), -jnp.inf)) + jnp.sum(z),
+    "solved": lambda z: jax.scipy.linalg.solve_triangular(2.0 * jnp.eye(3), z, lower=True),
     "gamma": lambda z: jax.lax.lgamma(jnp.exp(z)),
 }
 JUMPS = {
@@ -153,6 +155,14 @@ JUMPS = {
     "a branch": lambda z: jax.lax.cond(z[0] > 0, lambda: z, lambda: -z),
     "sorted": jnp.sort,
     "plus infinity outside": lambda z: jnp.where(z > 0, z, jnp.inf),
+    "carried by a loop": lambda z: jax.lax.scan(lambda c, x: (c + x, jnp.abs(c)), 0.0, z)[1],
+    "the largest of a loop": lambda z: jax.lax.scan(lambda c, x: (jnp.where(c > x, c, x), None), -jnp.inf, z)[0],
+    "a support within a mixture": lambda z: jnp.logaddexp(jnp.where(z > 0, -z, -jnp.inf), -(z**2)),
+    "a support, exponentiated": lambda z: jnp.exp(jnp.where(z > 0, -z, -jnp.inf)),
+    "pooled": lambda z: jax.lax.reduce_window(z, -jnp.inf, jax.lax.max, (2,), (1,), "VALID"),
+    "an angle": lambda z: jnp.arccos(jnp.cos(z)),
+    "stopped": lambda z: jax.lax.stop_gradient(z) * z,
+    "a root in disguise": lambda z: z**2 * jax.lax.rsqrt(z**2),
     "rectified in a loop": lambda z: jax.lax.scan(lambda c, x: (c + jnp.maximum(x, 0.0), None), 0.0, z)[0],
 }
 

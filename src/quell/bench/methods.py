@@ -165,7 +165,8 @@ class FitRunner(AbstractRunner):
                 self._plans[base] = changed, _program_of(changed)
                 self.label += f", then {gradient_text(changed.algorithm.gradient)}"
             state = FitState(eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state), state.key, base)
-        return self.advance(state, until)
+        program = self._plans[state.base][1]
+        return FitState(program(state.loop, state.key, jnp.asarray(until, jnp.int32)), state.key, state.base)
 
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)

@@ -12,27 +12,39 @@ from jaxtyping import Array
 
 from quell.problem import Problem
 
-JUMPS = frozenset(
+SUMS = frozenset(
     {
-        *("abs", "cbrt", "ceil", "clamp", "cond", "cummax", "cummin", "floor", "max", "min", "nextafter", "pow"),
-        *("reduce_max", "reduce_min", "reduce_precision", "rem", "round", "select_and_gather_add", "select_n", "sign"),
-        *("sort", "sqrt", "top_k", "while"),
+        *("add", "add_any", "broadcast_in_dim", "concatenate", "convert_element_type", "copy", "expand_dims"),
+        *("reduce_sum", "reshape", "slice", "squeeze", "sub", "transpose"),
     }
 )
-"""Operations through which a value or its gradient may jump; a root does so at zero, a branch where it is taken."""
+"""Operations that move and add numbers."""
+
+SMOOTH = SUMS | frozenset(
+    {
+        *("asinh", "atan", "cholesky", "conv_general_dilated", "cos", "cosh", "cumlogsumexp", "cumsum", "digamma"),
+        *("div", "dot_general", "dynamic_slice", "erf", "erfc", "exp", "exp2", "expm1", "gather", "integer_pow"),
+        *("lgamma", "log", "log1p", "logistic", "mul", "neg", "pad", "polygamma", "reduce_prod", "rev", "scatter"),
+        *("scatter-add", "select_n", "sin", "sinh", "split", "square", "tan", "tanh", "triangular_solve"),
+    }
+)
+"""Operations that are smooth where they are finite; a selection by the data is one of them."""
+
+CALLS = frozenset(
+    {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit", "remat"}
+)
+"""Programs within a program."""
 
 KNOWN = frozenset({"logaddexp", "softplus"})
 """Functions of JAX that are smooth, though their programs compare numbers to avoid overflow."""
 
-SPREADS = frozenset({"broadcast_in_dim", "convert_element_type", "copy", "reshape"})
-"""Operations that leave a constant what it is."""
-
 
 def has_no_kinks(problem: Problem) -> bool:
-    """Whether log-likelihood and log-prior are known to have a continuous gradient, so that `Price` is unbiased.
+    """Whether log-likelihood and log-prior have a continuous gradient, so that `Price` is unbiased: by their programs.
 
-    Nothing is computed. A comparison on the way from the latent to the density, other than one with a support, means
-    that it is not known, even where it does no harm; so `False` says nothing, and `True` can be relied on.
+    Nothing is computed. Every operation on the way from the latent to the density must be known to be smooth where it
+    is finite; a comparison is allowed with a support only. So `False` says nothing. `True` can be relied on, but for
+    kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for derivatives of the user's own.
     """
     model = problem.model
     rows = jax.tree.map(lambda x: x[:1], model.data)
@@ -57,10 +69,12 @@ class Seen(NamedTuple):
     Args:
         depends: whether it depends on the latent.
         outside: whether it is minus infinity, the log density outside of a support.
+        masked: whether it is minus infinity outside of a support that depends on the latent.
     """
 
     depends: bool = False
     outside: bool = False
+    masked: bool = False
 
 
 def _passes(jaxpr: Any, given: list[Seen]) -> list[Seen] | None:
@@ -69,14 +83,11 @@ def _passes(jaxpr: Any, given: list[Seen]) -> list[Seen] | None:
 
     def look(var: Any) -> Seen:
         if isinstance(var, Literal):
-            return Seen(
-                outside=bool(np.all(np.isneginf(var.val))) if np.issubdtype(var.val.dtype, np.inexact) else False
-            )
+            return Seen(outside=bool(np.all(np.asarray(var.val) == -np.inf)))
         return known.get(var, Seen())
 
     for equation in _used(jaxpr):
-        inputs = [look(var) for var in equation.invars]
-        outputs = _step(equation, inputs)
+        outputs = _step(equation, [look(var) for var in equation.invars])
         if outputs is None:
             return None
         known |= dict(zip(equation.outvars, outputs, strict=True))
@@ -94,33 +105,54 @@ def _used(jaxpr: Any) -> list[Any]:
 
 
 def _step(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
-    name, num = equation.primitive.name, len(equation.outvars)
-    inner = _programs(equation)
-    if equation.params.get("name") not in KNOWN and len(inner) == 1 and len(inner[0].invars) == len(inputs):
-        return _passes(inner[0], inputs)
-    if name in SPREADS and inputs[0].outside:
-        return inputs[:1]
+    """What is known of the results of one operation; `None` where they may jump."""
+    name, num, inner = equation.primitive.name, len(equation.outvars), _programs(equation)
+    if name in SUMS and len(inputs) == 1 and inputs[0].outside:
+        return inputs
     if not any(one.depends for one in inputs):
         return [Seen()] * num
-    is_number = any(jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in equation.outvars)
-    return None if is_number and _may_jump(equation, inputs) else [Seen(depends=True)] * num
+    if not any(_is_number(var) for var in equation.outvars):  # a comparison: it matters where it is used
+        return [Seen(depends=True)] * num
+    if equation.params.get("name") in KNOWN and not any(one.masked for one in inputs):
+        return [Seen(depends=True)] * num
+    if name in CALLS and inner and len(inner[0].invars) == len(inputs):
+        return _passes(inner[0], inputs)
+    if name == "scan":
+        return _scan(equation, inputs)
+    if name == "select_n" and inputs[0].depends:
+        return _within_support(inputs)
+    steps = [one.depends and not _is_number(var) for one, var in zip(inputs, equation.invars, strict=True)]
+    masked = any(one.masked for one in inputs)
+    keeps = name in SUMS or (name in {"mul", "div"} and sum(one.depends for one in inputs) == 1)
+    if name not in SMOOTH or any(steps) or (masked and not keeps):
+        return None
+    return [Seen(depends=True, masked=masked)] * num
 
 
-def _may_jump(equation: Any, inputs: list[Seen]) -> bool:
-    """Whether the numbers that an operation makes may jump, or their gradient."""
-    if equation.params.get("name") in KNOWN:
-        return False
-    if equation.primitive.name == "select_n" and not inputs[0].depends:
-        return False
-    if equation.primitive.name == "select_n" and sum(not one.outside for one in inputs[1:]) <= 1:
-        return False  # a density within its support, and nothing outside
-    if equation.primitive.name in JUMPS:
-        return True
-    # A number made of what is none, such as the result of a comparison or an index, is a step function.
-    pairs = zip(inputs, equation.invars, strict=True)
-    steps = [one.depends and not jnp.issubdtype(var.aval.dtype, jnp.inexact) for one, var in pairs]
-    everything = [_passes(one, [Seen(depends=True)] * len(one.invars)) for one in _programs(equation)]
-    return any(steps) or any(found is None for found in everything)
+def _within_support(inputs: list[Seen]) -> list[Seen] | None:
+    """A selection by the latent: of a density within its support, and of nothing outside."""
+    return [Seen(depends=True, masked=True)] if sum(not one.outside for one in inputs[1:]) <= 1 else None
+
+
+def _scan(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
+    """A loop: what is carried depends on the latent from the iteration after the one in which it begins to."""
+    first, last = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    given = [one._replace(outside=False) for one in inputs]
+    while True:
+        outputs = _passes(_programs(equation)[0], given)
+        if outputs is None:
+            return None
+        carried = [
+            Seen(old.depends or new.depends, masked=old.masked or new.masked)
+            for old, new in zip(given[first:last], outputs[: last - first], strict=True)
+        ]
+        if carried == given[first:last]:
+            return [one._replace(outside=False) for one in outputs]
+        given[first:last] = carried
+
+
+def _is_number(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
 
 
 def _programs(equation: Any) -> list[Any]:

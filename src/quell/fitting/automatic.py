@@ -15,6 +15,7 @@ from quell.combine.select import Costs, Option, options
 from quell.draw import Sampler
 from quell.estimators import ClosedForm, Price
 from quell.estimators.smoothness import has_no_kinks
+from quell.fitting.checkpoint_file import CheckpointError
 from quell.fitting.choice import BaseName, Choice, Way, describe, trials_of
 from quell.fitting.rough import RoughStart
 from quell.fitting.scout import Scout, Seen
@@ -47,7 +48,7 @@ SETTLED = 24
 """After as many steps of second order it is looked whether their noise is small."""
 
 SETTLED_NATS = 4.0
-"""Where a step could gain more than this even then, the gain is noise, and the density far from a Gaussian."""
+"""Where a step seems to gain more than this by noise alone, the density is far from a Gaussian."""
 
 SETTLED_LOOKS = 9
 """Gradients of which the median is taken."""
@@ -143,7 +144,7 @@ class Tuner:
         """
         if self.second_order is None or choice.base != "second order":
             return None
-        if float(_median_gain(self.second_order, params, self._look_key)) < SETTLED_NATS:
+        if float(_median_noise(self.second_order, params, self._look_key)) < SETTLED_NATS:
             return None
         active = tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
         reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
@@ -195,11 +196,22 @@ class Tuner:
     def still_until(self, choice: Choice, learning: int) -> int:
         """The step up to which parameters wait for weights to be learned: a natural-gradient step is long."""
         if not self.natural or choice.base != "sampled" or not any(first_active(self.sampled.variates)):
-            return 0
+            return 0  # not by what is active now: a later choice must not change what a checkpoint is compared with
         return learning + (SETTLED if choice.first == "second order" else 0)
 
     def restore(self, choice: Choice) -> Tuned:
-        """What an earlier choice makes."""
+        """What an earlier choice makes.
+
+        Raises:
+            CheckpointError: for a choice of another fit.
+        """
+        known = {"exact"} if self.may_be_exact else set(self.scouts)
+        if choice.base not in known or len(choice.active) != len(self.sampled.variates):
+            raise CheckpointError(
+                f"The checkpoint holds a fit with the {choice.base} gradient and {len(choice.active)} candidates. This "
+                f"fit has {len(self.sampled.variates)} and may use {', '.join(sorted(known))}. Give this fit a path of "
+                "its own, or resume with the settings that the checkpoint was written with."
+            )
         return Tuned(choice, self._gradient(choice), None)
 
     def _ways(self, base: BaseName, params: PyTree, seen: Seen, floor: float, also: tuple[int, ...] = ()) -> list[Way]:
@@ -249,14 +261,13 @@ def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
 
 
 @eqx.filter_jit
-def _median_gain(gradient: Gradient, params: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
-    """Nats that a step could gain, the middle one of several draws."""
+def _median_noise(gradient: Gradient, params: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
+    """Nats that a step seems to gain by noise alone: of several draws, the middle distance from their mean."""
     state = gradient.init(params)
-
-    def gain(one: Key[Array, ""]) -> Float[Array, ""]:
-        return 0.5 * natural_sq_norm(gradient.problem, params, gradient.update(one, params, state)[0])
-
-    return jnp.median(jax.lax.map(gain, jax.random.split(key, SETTLED_LOOKS)))
+    draws = jax.lax.map(lambda one: gradient.update(one, params, state)[0], jax.random.split(key, SETTLED_LOOKS))
+    steps = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), draws)
+    sq_norms = jax.lax.map(lambda step: natural_sq_norm(gradient.problem, params, step), steps)
+    return 0.5 * jnp.median(sq_norms) * SETTLED_LOOKS / (SETTLED_LOOKS - 1)
 
 
 def _members(active: tuple[bool, ...]) -> tuple[int, ...]:

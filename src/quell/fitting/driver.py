@@ -107,6 +107,8 @@ class Run:
     def go(self, keeper: Keeper, report: Report) -> None:
         """Run chunks until no fit has steps to take."""
         length = _FIRST_CHUNK
+        if int(self.step.max()) == SETTLED:  # a fit that was interrupted there may not have looked yet
+            self._choose_again(keeper)
         while self.going.any():
             start, before = time.perf_counter(), self.step
             going = self.going
@@ -166,9 +168,10 @@ class Run:
             self.plan = dataclasses.replace(plan, choice=tuned.choice)
             keeper.choice = tuned.choice.spec()
             return
-        self.plan = plan.changed(tuned)
+        changed = plan.changed(tuned)
+        keeper.change(changed.fingerprint, tuned.choice.spec())
+        self.plan = changed
         self.reached = self.reached._replace(state=eqx.tree_at(lambda s: s.algorithm.gradient, state, tuned.state))
-        keeper.change(self.plan.fingerprint, tuned.choice.spec())
 
     def _is_worth_trials(self, step: int) -> bool:
         """Whether what is left takes so much longer than trial runs that these do not matter."""
