@@ -103,7 +103,7 @@ def test_many_variates_are_added_one_by_one():
 # The mask
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "natural"])
+@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.slow), "natural"])
 def test_a_masked_gradient_is_that_of_the_variates_in_use(metric):
     model = linear()
     problem, sampler = quell.Problem(model, quell.FullRank(3)), quell.Sampler(2, 5)
@@ -132,7 +132,7 @@ def test_a_mask_of_another_length_is_refused():
 # Trial runs
 
 
-@pytest.mark.parametrize("metric", ["euclidean", "natural"])
+@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.slow), "natural"])
 def test_a_trial_run_finds_the_gradient_itself(metric):
     problem, sampler = quell.Problem(linear(), quell.FullRank(3, init_scale=1.0)), quell.Sampler(2)
     rule = quell.Rule(metric=metric, v0=0.0)
@@ -244,6 +244,7 @@ def test_another_base_gradient_is_taken_kept_and_resumed(members, tmp_path, monk
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 
+@pytest.mark.slow
 def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     def run(steps=60):
         return quell.fit(general(), quell.FullRank(2), steps=steps, key=jax.random.key(0))
@@ -283,6 +284,7 @@ def test_the_look_is_at_the_noise_alone():
     assert float(mass @ whole) > 5 * float(mass @ noise)
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_interrupted_before_the_look_looks_when_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
 
@@ -370,7 +372,9 @@ def test_a_step_that_is_not_finite_is_no_sign_of_convergence():
     assert result.status is quell.Status.DIVERGED
 
 
-@pytest.mark.parametrize("family", [quell.MeanField(3), quell.FullRank(3), quell.LowRank(3, 1)])
+@pytest.mark.parametrize(
+    "family", [quell.MeanField(3), quell.FullRank(3), pytest.param(quell.LowRank(3, 1), marks=pytest.mark.slow)]
+)
 def test_a_linear_predictor_is_fitted_exactly(family):
     model = linear()
     result = quell.fit(model, family, key=jax.random.key(0))

@@ -160,7 +160,9 @@ def test_by_default_the_gradient_is_chosen(files):
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("words", [(), ("--batch-size", 2)], ids=["exact", "trials"])
+@pytest.mark.parametrize(
+    "words", [(), pytest.param(("--batch-size", 2), marks=pytest.mark.slow)], ids=["exact", "trials"]
+)
 def test_the_choice_is_told(words, files, monkeypatch):
     monkeypatch.setattr(driver, "FIRST_RETUNED", 20)
     monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
