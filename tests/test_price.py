@@ -159,6 +159,7 @@ JUMPS = {
     "the largest of a loop": lambda z: jax.lax.scan(lambda c, x: (jnp.where(c > x, c, x), None), -jnp.inf, z)[0],
     "a support within a mixture": lambda z: jnp.logaddexp(jnp.where(z > 0, -z, -jnp.inf), -(z**2)),
     "a support, exponentiated": lambda z: jnp.exp(jnp.where(z > 0, -z, -jnp.inf)),
+    "a support, inverted": lambda z: 1.0 / jnp.where(z > 0, -z, -jnp.inf),
     "pooled": lambda z: jax.lax.reduce_window(z, -jnp.inf, jax.lax.max, (2,), (1,), "VALID"),
     "an angle": lambda z: jnp.arccos(jnp.cos(z)),
     "stopped": lambda z: jax.lax.stop_gradient(z) * z,

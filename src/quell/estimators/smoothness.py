@@ -123,7 +123,7 @@ def _step(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
         return _within_support(inputs)
     steps = [one.depends and not _is_number(var) for one, var in zip(inputs, equation.invars, strict=True)]
     masked = any(one.masked for one in inputs)
-    keeps = name in SUMS or (name in {"mul", "div"} and sum(one.depends for one in inputs) == 1)
+    keeps = name in SUMS or (name == "mul" and sum(one.depends for one in inputs) == 1)
     if name not in SMOOTH or any(steps) or (masked and not keeps):
         return None
     return [Seen(depends=True, masked=masked)] * num

@@ -58,11 +58,11 @@ def fit(
             `quell.natural_gradient` for Gaussian families, and Adam with a rate that falls from 0.05 to zero on a
             cosine for others.
         steps: how many to take at most, those of a checkpoint included. A fit whose gradient was chosen
-            to be exact, with natural-gradient steps of a mean-field or full-rank family, ends sooner, as `CONVERGED`,
-            when a step can gain less than a thousandth of a nat.
+            to be exact, with natural-gradient steps, ends sooner, as `CONVERGED`, when a step can gain less than a
+            thousandth of a nat.
         sampler: replicates and minibatches. By default ten replicates on all data for natural-gradient steps, in
-            minibatches of 100 where there are more than 2000 data; one replicate with a minibatch of 100 for other
-            optimisers.
+            minibatches of 100 where there are more than 2000 data, and one where Hessians are taken; one replicate
+            with a minibatch of 100 for other optimisers.
         base: the gradient that the variates are added to; by default the one that suits the problem.
         rule: how their weights are learned.
         params: to start from; the family's `init` by default.
