@@ -148,7 +148,8 @@ class Tuner:
             return None
         active = tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
         reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
-        tuned = self.restore(self._named("sampled", active, reason, first=choice.first))
+        named = self._named("sampled", active, reason, first=choice.first)
+        tuned = self.restore(dataclasses.replace(named, anneals=True))
         return tuned._replace(state=self.sampled.init(params))
 
     def _named(self, base: BaseName, active: tuple[bool, ...], reason: str, *, first: BaseName) -> Choice:
@@ -233,7 +234,8 @@ class Tuner:
         judged = "none is predicted to converge much sooner than" if is_kept else "the soonest to converge should be"
         reason = f"Of {len(found)} gradients {judged} {describe(names, best)}."
         active, samples = _mask(best.option, len(names)), best.option.samples
-        return Choice(best.base, active, samples, reason, trials_of(names, found), seconds, before.first)
+        chosen = best.base, active, samples, reason, trials_of(names, found), seconds
+        return Choice(*chosen, before.first, before.anneals)
 
     def _gradient(self, choice: Choice) -> Gradient:
         if choice.exact:

@@ -45,6 +45,8 @@ class Choice(eqx.Module):
         trials: what it was compared with, best first.
         seconds: that the choice has taken, compilation included.
         first: the base gradient that the fit began with, which its optimiser was made for.
+        anneals: whether the density turned out to be far from a Gaussian, so that the default optimiser keeps its rate
+            up for longer: the noise of long steps finds better optima where there are many.
     """
 
     base: BaseName
@@ -54,6 +56,7 @@ class Choice(eqx.Module):
     trials: tuple[Trial, ...] = ()
     seconds: float = 0.0
     first: BaseName = "sampled"
+    anneals: bool = False
 
     @property
     def exact(self) -> bool:
@@ -67,19 +70,20 @@ class Choice(eqx.Module):
     def spec(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON has it: enough to make the same gradient again."""
         chosen = {"base": self.base, "active": list(self.active), "samples": self.samples, "first": self.first}
-        return chosen | {"reason": self.reason, "trials": [list(trial) for trial in self.trials]}
+        told = {"reason": self.reason, "trials": [list(trial) for trial in self.trials]}
+        return chosen | told | {"anneals": self.anneals}
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> "Choice":
         """As a checkpoint kept it."""
-        if "base" not in spec:
+        if "anneals" not in spec:
             raise CheckpointError(
                 "The checkpoint holds a choice as an earlier version wrote it. One of this version was needed. "
                 "Give another path and start anew, or name the variates instead of `variates='auto'`."
             )
         trials = tuple(Trial(*trial) for trial in spec["trials"])
         chosen = spec["base"], tuple(spec["active"]), spec["samples"], spec["reason"]
-        return cls(*chosen, trials, first=spec["first"])
+        return cls(*chosen, trials, first=spec["first"], anneals=spec["anneals"])
 
     def __str__(self) -> str:
         """The reason, and a table of what was tried."""

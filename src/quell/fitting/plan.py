@@ -50,6 +50,9 @@ the square root of a datum's curvature, and over moves below one a log-likelihoo
 SECOND_ORDER_KL = 20.0
 """The same where Hessians are taken at latents."""
 
+ANNEALED_RATE = 0.15
+"""Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
+
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only: a natural-gradient step is too long to be noisy."""
 
@@ -105,8 +108,8 @@ class FitOptions(eqx.Module):
         else:
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
-        began = "sampled" if tuned is None else tuned.choice.first
-        algorithm = Algorithm(gradient, given or default_optimizer(problem, self.steps, began))
+        choice = None if tuned is None else tuned.choice
+        algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
         still = 0
         if tuner is not None and tuned is not None and self.steps > 2 * LEARNING_STEPS:
@@ -118,7 +121,7 @@ class FitOptions(eqx.Module):
             key=key,
             start=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start),
             options=self,
-            choice=None if tuned is None else tuned.choice,
+            choice=choice,
             tuner=tuner,
             rough=None if tuner is None else tuner.rough,
         )
@@ -155,12 +158,13 @@ class FitPlan(eqx.Module):
         return eqx.tree_at(lambda s: s.algorithm.params, state, go(self.rough, self.algorithm, key, state.params))
 
     def changed(self, tuned: Tuned) -> "FitPlan":
-        """The same plan with another gradient from now on."""
+        """The same plan with another gradient from now on, and the optimiser that goes with it."""
         assert self.tuner is not None
+        default = _optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
         still = self.tuner.still_until(tuned.choice, LEARNING_STEPS)
         return dataclasses.replace(
             self,
-            algorithm=Algorithm(tuned.gradient, self.algorithm.optimizer),
+            algorithm=Algorithm(tuned.gradient, self.options.optimizer or default),
             choice=tuned.choice,
             policy=eqx.tree_at(lambda p: p.still, self.policy, jnp.asarray(still, jnp.int32)),
         )
@@ -188,7 +192,8 @@ class FitPlan(eqx.Module):
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint of these fits must have in common with them."""
         by_default = self.options.optimizer is None
-        depends = by_default and not is_natural(self.algorithm.optimizer)
+        anneals = self.choice is not None and self.choice.anneals
+        depends = by_default and (anneals or not is_natural(self.algorithm.optimizer))
         default = f"the default for {self.options.steps} steps" if depends else "default" if by_default else "given"
         averaged = None if self.start.average is None else int(self.policy.average_after)
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
@@ -197,25 +202,42 @@ class FitPlan(eqx.Module):
         return {"optimizer": default, "rows of a rough start": few} | counts | own
 
 
-def default_optimizer(problem: Problem, steps: int, base: BaseName) -> optax.GradientTransformation:
+def default_optimizer(
+    problem: Problem, steps: int, first: BaseName, *, anneals: bool = False
+) -> optax.GradientTransformation:
     """Natural-gradient steps for a Gaussian family, Adam for others.
 
     Args:
         problem: model and family.
         steps: of the fit; the rate of Adam falls to zero over them.
-        base: the gradient that it begins with: the less noise that has, the longer steps may be.
+        first: the gradient that it begins with: the less noise that has, the longer steps may be.
+        anneals: whether the rate of natural-gradient steps falls over the fit too. The state of one that does fits one
+            that does not.
     """
     if not has_natural_gradient(problem.family):
         return _adam(steps)
-    if base == "exact":
+    if anneals:
+        return natural_gradient(problem, least_rate=_falling(ANNEALED_RATE, steps))
+    if first == "exact":
         return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, EXACT_KL_A_DATUM * problem.model.num_data))
-    return natural_gradient(problem, max_kl=SECOND_ORDER_KL) if base == "second order" else natural_gradient(problem)
+    return natural_gradient(problem, max_kl=SECOND_ORDER_KL) if first == "second order" else natural_gradient(problem)
+
+
+def _optimizer_for(problem: Problem, steps: int, choice: Choice | None) -> optax.GradientTransformation:
+    if choice is None:
+        return default_optimizer(problem, steps, "sampled")
+    return default_optimizer(problem, steps, choice.first, anneals=choice.anneals)
 
 
 @functools.cache
 def _adam(steps: int) -> optax.GradientTransformation:
     """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(optax.cosine_decay_schedule(0.05, steps))
+    return optax.adam(_falling(0.05, steps))
+
+
+@functools.cache
+def _falling(rate: float, steps: int) -> optax.Schedule:
+    return optax.cosine_decay_schedule(rate, steps)
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:

@@ -50,6 +50,7 @@ def natural_gradient(
     *,
     momentum: float | None = None,
     max_kl: float = MAX_KL,
+    least_rate: optax.Schedule | None = None,
 ) -> optax.GradientTransformation:
     r"""Natural-gradient steps: \(w \leftarrow w + \rho F^{-1} \nabla \mathrm{ELBO}\), in the family's own geometry.
 
@@ -71,6 +72,10 @@ def natural_gradient(
         momentum: \(\beta\) of Nesterov's momentum; by default 0 for full-rank and 0.9 for the others.
         max_kl: the trust region: the rate is lowered where a step would go further than this many nats, predicted as
             \(\tfrac12 \rho^2\, g^\top F^{-1} g\).
+        least_rate: a schedule that the self-tuned rate does not fall below, for densities far from a Gaussian: noise
+            would lower the rate early, and the fit would stay at the optimum nearby. With
+            `optax.cosine_decay_schedule(0.2, steps)` it goes on moving, and settles in a better one where there are
+            several.
 
     Returns:
         An optimiser for `quell.fit` and `quell.Algorithm`; `update` needs the parameters. The same arguments give the
@@ -104,6 +109,11 @@ def natural_gradient(
             f"`momentum` was given as {momentum}. A number of at least 0 and below 1 was needed. "
             "Write for example `natural_gradient(problem, momentum=0.9)`."
         )
+    if learning_rate is not None and least_rate is not None:
+        raise ValueError(
+            "`least_rate` was given together with `learning_rate`. It bounds a rate that tunes itself. "
+            "Write `natural_gradient(problem, least_rate=...)`, or leave it out."
+        )
     if not has_natural_gradient(problem.family):
         raise ValueError(
             f"{problem.family} was given. Natural gradients need a `MeanField`, `FullRank` or `LowRank` family. "
@@ -111,7 +121,7 @@ def natural_gradient(
         )
     by_family = 0.0 if isinstance(problem.family, FullRank) else 0.9
     used = by_family if momentum is None else float(momentum)
-    return _transformation(problem.family, problem.model.num_data, learning_rate, used, float(max_kl))
+    return _transformation(problem.family, problem.model.num_data, learning_rate, used, float(max_kl), least_rate)
 
 
 def has_natural_gradient(family: AbstractFamily) -> bool:
@@ -143,6 +153,7 @@ def _transformation(
     learning_rate: float | optax.Schedule | None,
     momentum: float,
     max_kl: float,
+    least_rate: optax.Schedule | None,
 ) -> optax.GradientTransformation:
     geometry = geometry_of(family)
     tunes = learning_rate is None
@@ -165,6 +176,8 @@ def _transformation(
         rate, velocity = state.rate, state.velocity
         if learning_rate is None:
             rate = _tuned(geometry, params, direction, state)
+            if least_rate is not None:
+                rate = jnp.maximum(rate, jnp.asarray(least_rate(state.step), rate.dtype))
             wished = rate
         else:
             wished = learning_rate(state.step) if callable(learning_rate) else learning_rate
