@@ -14,7 +14,7 @@ import quell
 from exact import exact_draw, expectation
 from quell.combine.select import Costs, options, subset_sq_norm
 from quell.evaluation import Evaluation
-from quell.fitting import automatic, driver
+from quell.fitting import automatic, driver, plan
 from quell.fitting.automatic import EXACT as EXACT_BASE
 from quell.fitting.automatic import SETTLED, Tuner, second_order_gradient
 from quell.fitting.loop import take_step
@@ -256,6 +256,7 @@ def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     assert noisy.choice.base == "sampled"
     assert noisy.choice.first == "second order"
     assert "noisy" in noisy.choice.reason
+    assert noisy.choice.anneals and not quiet.choice.anneals
     used = [name for name, active in zip(noisy.gradient.names, noisy.choice.active, strict=True) if active]
     assert used == ["variational: rp - cf"]
     assert not noisy.history.weights[: SETTLED + 1].any(), "no weights before there were variates"
@@ -297,6 +298,30 @@ def test_a_fit_that_was_interrupted_before_the_look_looks_when_it_goes_on(tmp_pa
     resumed = run("parts", 50, resume=True)
     assert resumed.choice.base == whole.choice.base == "sampled"
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    with pytest.raises(quell.CheckpointError, match="50 steps"):
+        run("whole", 60, resume=True)
+
+
+@pytest.mark.slow
+def test_after_noisy_hessians_the_rate_falls_over_the_fit(monkeypatch):
+    monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
+    rates = []
+
+    def optimizer(problem, **options):
+        rates.append(options.get("least_rate"))
+        return quell.natural_gradient(problem, **options)
+
+    monkeypatch.setattr(plan, "natural_gradient", optimizer)
+    quell.fit(general(), quell.FullRank(2), steps=60, key=jax.random.key(0))
+    assert rates[0] is None
+    np.testing.assert_allclose([rates[-1](0), rates[-1](60)], [plan.ANNEALED_RATE, 0.0], **EXACT)
+
+
+def test_adam_sees_all_of_few_data_with_the_cheapest_variates():
+    result = quell.fit(general(), quell.FullRank(2), optimizer=optax.adam(0.01), steps=20, key=jax.random.key(0))
+    assert result.gradient.sampler == quell.Sampler(4)
+    used = [name for name, active in zip(result.gradient.names, result.choice.active, strict=True) if active]
+    assert used == ["variational: rp - cf"]
 
 
 def test_a_checkpoint_of_hessians_is_not_resumed_by_a_fit_without(tmp_path):

@@ -145,7 +145,7 @@ def test_the_options_say_what_is_fitted(files):
     gradient = untuned.plan(checkpoint=quell.Checkpoint(files.out)).algorithm.gradient
     assert gradient.variates == quell.default_variates(gradient.problem, gradient.sampler)
     assert len(gradient.variates) == 3
-    assert gradient.sampler == quell.Sampler()
+    assert gradient.sampler == quell.Sampler(4)
 
 
 def test_by_default_the_gradient_is_chosen(files):

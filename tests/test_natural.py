@@ -202,12 +202,37 @@ def test_the_schedule_averages():
     np.testing.assert_allclose(state, 4.0, **EXACT)
 
 
+def test_the_rate_does_not_fall_below_the_least_one():
+    """Gradients that turn back at every step, as those of pure noise do."""
+    problem = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.FullRank(2))
+    params = problem.family.init()
+    least = optax.cosine_decay_schedule(0.2, 30)
+
+    def rates(optimizer):
+        state, found = optimizer.init(params), []
+        for count in range(30):
+            grads = jax.tree.map(lambda leaf, sign=(-1) ** count: sign * jnp.ones_like(leaf), params)
+            _, state = optimizer.update(grads, state, params)
+            found.append(float(state.rate))
+        return np.array(found)
+
+    free, bounded = rates(quell.natural_gradient(problem)), rates(quell.natural_gradient(problem, least_rate=least))
+    floor = np.array([float(least(count)) for count in range(30)])
+    assert (free[8:20] < floor[8:20]).all()
+    np.testing.assert_allclose(bounded[8:24], floor[8:24], **EXACT)
+    assert jax.tree.structure(quell.natural_gradient(problem).init(params)) == jax.tree.structure(
+        quell.natural_gradient(problem, least_rate=least).init(params)
+    )
+
+
 def test_what_cannot_be_used_is_refused():
     problem = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.FullRank(2))
     with pytest.raises(ValueError, match="at most 1"):
         quell.natural_gradient(problem, 1.5)
     with pytest.raises(ValueError, match="max_kl"):
         quell.natural_gradient(problem, max_kl=0.0)
+    with pytest.raises(ValueError, match="together with"):
+        quell.natural_gradient(problem, 0.5, least_rate=quell.harmonic_schedule(10))
     optimizer = quell.natural_gradient(problem)
     params = problem.family.init()
     with pytest.raises(ValueError, match="without parameters"):

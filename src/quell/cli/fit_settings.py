@@ -87,7 +87,8 @@ class FitSettings:
         family, rate = self._family(model.dim), self.learning_rate
         sampler = default_sampler(model, natural=rate is None)
         if self.batch_size is not None:
-            sampler = dataclasses.replace(sampler, batch_size=self.batch_size)
+            replicates = sampler.num_replicates if rate is None else 1
+            sampler = dataclasses.replace(sampler, num_replicates=replicates, batch_size=self.batch_size)
         try:
             options = FitOptions(
                 variates=self.chosen_variates(quell.Problem(model, family), sampler),

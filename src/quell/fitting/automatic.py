@@ -130,8 +130,14 @@ class Tuner:
             reason = "By rule, before anything is measured: Hessians at latents, since coordinates and data are few."
             none = (False,) * len(self.sampled.variates)
             return self.restore(Choice("second order", none, 1, reason, first="second order"))
-        active = first_active(self.sampled.variates)
+        are_worth = self.natural or self.sampler.batch_size is not None or not self.problem.family.transports
+        active = first_active(self.sampled.variates) if are_worth else self._landing
         return self.restore(self._named("sampled", active, "By rule, before anything is measured", first="sampled"))
+
+    @property
+    def _landing(self) -> tuple[bool, ...]:
+        """The cheapest variates: on all data a quadratic costs more than the samples that are as quiet."""
+        return tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
 
     def settle(self, params: PyTree, choice: Choice) -> Tuned | None:
         """After the first steps of second order, the sampled base where they are too noisy; else `None`.
@@ -146,9 +152,8 @@ class Tuner:
             return None
         if float(_median_noise(self.second_order, params, self._look_key)) < SETTLED_NATS:
             return None
-        active = tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
         reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
-        named = self._named("sampled", active, reason, first=choice.first)
+        named = self._named("sampled", self._landing, reason, first=choice.first)
         tuned = self.restore(dataclasses.replace(named, anneals=True))
         return tuned._replace(state=self.sampled.init(params))
 

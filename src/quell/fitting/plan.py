@@ -36,7 +36,10 @@ from quell.variates import BaseGradient, ControlVariate, default_base
 DEFAULT_BATCH_SIZE = 100
 
 LARGEST_FULL = 2000
-"""Up to this many data a natural-gradient step sees all of them."""
+"""Up to this many data a step sees all of them."""
+
+FULL_REPLICATES = 4
+"""Of a step that sees all data: on a few thousand rows as many samples take little longer than one."""
 
 NATURAL_REPLICATES = 10
 
@@ -241,9 +244,10 @@ def _falling(rate: float, steps: int) -> optax.Schedule:
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
-    """Natural-gradient steps are few and long: they see more data and more samples each."""
-    most, replicates = (LARGEST_FULL, NATURAL_REPLICATES) if natural else (DEFAULT_BATCH_SIZE, 1)
-    return Sampler(replicates, None if model.num_data <= most else DEFAULT_BATCH_SIZE)
+    """All data where they are few. Natural-gradient steps are few and long: they take more samples each."""
+    sees_all = model.num_data <= LARGEST_FULL
+    replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
+    return Sampler(replicates, None if sees_all else DEFAULT_BATCH_SIZE)
 
 
 def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:
