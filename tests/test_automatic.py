@@ -256,7 +256,8 @@ def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     assert noisy.choice.base == "sampled"
     assert noisy.choice.first == "second order"
     assert "noisy" in noisy.choice.reason
-    assert noisy.choice.anneals and not quiet.choice.anneals
+    assert noisy.choice.anneals
+    assert not quiet.choice.anneals
     used = [name for name, active in zip(noisy.gradient.names, noisy.choice.active, strict=True) if active]
     assert used == ["variational: rp - cf"]
     assert not noisy.history.weights[: SETTLED + 1].any(), "no weights before there were variates"
