@@ -14,6 +14,7 @@ from jaxtyping import Array, Key, PyTree
 
 from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
+from quell.data.access import on_disk
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
@@ -241,8 +242,10 @@ def _falling(rate: float, steps: int) -> optax.Schedule:
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
-    """Natural-gradient steps are few and long: they see more data and more samples each."""
+    """Natural-gradient steps are few and long: they see more data and more samples each. Of data on disk few each."""
     most, replicates = (LARGEST_FULL, NATURAL_REPLICATES) if natural else (DEFAULT_BATCH_SIZE, 1)
+    if on_disk(model.data):
+        return Sampler(replicates, min(model.num_data, DEFAULT_BATCH_SIZE))
     return Sampler(replicates, None if model.num_data <= most else DEFAULT_BATCH_SIZE)
 
 
