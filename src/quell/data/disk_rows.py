@@ -161,10 +161,9 @@ class DiskRows(eqx.Module):
     def __repr__(self) -> str:
         """Rows, and what is in one."""
         named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
-        words = [
-            f"{jax.tree_util.keystr(path, simple=True, separator='.') or 'rows'}={file.read_dtype}{list(file.row_shape)}"
-            for path, file in named
-        ]
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "rows" for path, _ in named]
+        kinds = [f"{file.read_dtype}{list(file.row_shape)}" for file in self.files]
+        words = [f"{name}={kind}" for name, kind in zip(names, kinds, strict=True)]
         return f"DiskRows({', '.join([f'num_rows={self.num_rows}', *words])})"
 
 

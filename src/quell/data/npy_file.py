@@ -92,7 +92,7 @@ class NpyFile:
             os.close(handle)
             raise ValueError(
                 f"{self.path} has changed since the rows were made from it: {status.st_size} bytes instead of "
-                f"{self.num_bytes}, or another time. The same file was needed. Make `quell.DiskRows` and the model anew."
+                f"{self.num_bytes}, or another time. The same file was needed. Make the rows and the model anew."
             )
         return handle
 
@@ -114,7 +114,7 @@ def open_npy(given: Any) -> NpyFile:
     if not isinstance(given, str | os.PathLike):
         raise TypeError(
             f"A source of rows was given as {type(given).__name__}. The path of a .npy file was needed. Write for "
-            "example `quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`, or give arrays in memory to the model."
+            "example `quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`, or give the model arrays."
         )
     path = Path(given).absolute()
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from quell.data.npy_file import NpyFile
 
@@ -30,16 +31,17 @@ class RowReader:
         self._lock = threading.Lock()
         self._ahead: tuple[Hashable, Future[Leaves]] | None = None
 
-    def take(self, index: np.ndarray, upcoming: np.ndarray | None = None) -> Leaves:
+    def take(self, index: ArrayLike, upcoming: ArrayLike | None = None) -> Leaves:
         """Rows of an index of any shape; those of the `upcoming` call are read in the background."""
-        index = np.asarray(index)
-        following = None if upcoming is None else np.asarray(upcoming)
-        after = None if following is None else (_key(following), lambda: self._take(following))
-        return self._get(_key(index), lambda: self._take(index), after)
+        now = np.asarray(index)
+        if upcoming is None:
+            return self._get(_key(now), lambda: self._take(now), None)
+        later = np.asarray(upcoming)
+        return self._get(_key(now), lambda: self._take(now), (_key(later), lambda: self._take(later)))
 
-    def slice(self, start: np.ndarray, *, size: int) -> Leaves:
+    def slice(self, start: ArrayLike, *, size: int) -> Leaves:
         """Rows `start` to `start + size`; those that follow, or the first ones, are read in the background."""
-        first, num = int(start), self.files[0].shape[0]
+        first, num = int(np.asarray(start)), self.files[0].shape[0]
         following = min(first + size, num - size) if first + size < num else 0
         after = ((following, size), lambda: self._slice(following, size))
         return self._get((first, size), lambda: self._slice(first, size), after)

@@ -14,11 +14,11 @@ from jaxtyping import Array, Key, PyTree
 
 from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
-from quell.data.access import on_disk
+from quell.data.access import most_rows, on_disk
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
-from quell.fitting.automatic import Tuned, Tuner
+from quell.fitting.automatic import SAMPLES, Tuned, Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
 from quell.fitting.choice import BaseName, Choice
@@ -242,10 +242,14 @@ def _falling(rate: float, steps: int) -> optax.Schedule:
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
-    """Natural-gradient steps are few and long: they see more data and more samples each. Of data on disk few each."""
+    """Natural-gradient steps are few and long: they see more data and more samples each.
+
+    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory.
+    """
     most, replicates = (LARGEST_FULL, NATURAL_REPLICATES) if natural else (DEFAULT_BATCH_SIZE, 1)
     if on_disk(model.data):
-        return Sampler(replicates, min(model.num_data, DEFAULT_BATCH_SIZE))
+        fit_in = max(1, most_rows(model.data) // (max(SAMPLES) * replicates))
+        return Sampler(replicates, min(fit_in, DEFAULT_BATCH_SIZE))
     return Sampler(replicates, None if model.num_data <= most else DEFAULT_BATCH_SIZE)
 
 
