@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from tolerances import EXACT, RUNS
 
 import quell
 from quell.models.linear import LinearData
 from quell.problem import exact_elbo
+from tolerances import EXACT, RUNS
 
 NUM, DIM = 2500, 3
 SMALL = 2**14
@@ -72,7 +72,8 @@ def both(build, arrays, rows, family=quell.FullRank, **options):
 @pytest.mark.parametrize("build", [logistic, poisson, gaussian])
 def test_exact_fits_are_those_of_memory(build, arrays, rows):
     memory, disk = both(build, arrays, rows)
-    assert disk.choice.exact and disk.status is quell.Status.CONVERGED
+    assert disk.choice.exact
+    assert disk.status is quell.Status.CONVERGED
     assert memory.history.num_steps == disk.history.num_steps
 
 
@@ -80,7 +81,8 @@ def test_exact_fits_are_those_of_memory(build, arrays, rows):
 def test_default_variates_see_the_same_minibatches(build, arrays, rows):
     sampler = quell.Sampler(4, 5)
     variates = quell.default_variates(quell.Problem(build(rows), quell.FullRank(DIM)), sampler)
-    assert variates == quell.default_variates(quell.Problem(build(arrays), quell.FullRank(DIM)), sampler) and variates
+    assert variates == quell.default_variates(quell.Problem(build(arrays), quell.FullRank(DIM)), sampler)
+    assert variates
     both(build, arrays, rows, variates=variates, sampler=sampler, steps=40)
 
 
@@ -94,9 +96,7 @@ def test_the_papers_ensemble(optimizer, arrays, rows):
 @pytest.mark.parametrize("curvature", ["dense", "low-rank", "diagonal"])
 def test_anchors_pass_over_all_rows(build, curvature, arrays, rows):
     kept = quell.AnchoredQuadratic(every=7, curvature=curvature, rank=2)
-    variate = quell.ControlVariate(
-        quell.Data(), quell.Reparameterization(), quell.ClosedForm(full_data=True), kept
-    )
+    variate = quell.ControlVariate(quell.Data(), quell.Reparameterization(), quell.ClosedForm(full_data=True), kept)
     both(build, arrays, rows, quell.MeanField, variates=(variate,), sampler=quell.Sampler(2, 10), steps=20)
 
 
@@ -108,15 +108,21 @@ def test_shared_minibatches_and_all_rows_a_step(arrays, rows):
 
 def test_an_automatic_fit_takes_minibatches(rows):
     result = quell.fit(function(rows), quell.FullRank(DIM), steps=30, key=jax.random.key(0))
-    assert result.gradient.sampler.batch_size == 2  # of the 204 rows that fit: 10 replicates, and 8 times as many in trials
+    assert (
+        result.gradient.sampler.batch_size == 2
+    )  # of the 204 rows that fit: 10 replicates, and 8 times as many in trials
 
 
 def test_several_fits_side_by_side(arrays, rows):
     options = dict(num_fits=3, variates=quell.paper.variates("c2"), sampler=quell.Sampler(2, 5), steps=20)
-    several = [quell.fit_many(logistic(s), quell.MeanField(DIM), key=jax.random.key(1), **options) for s in (arrays, rows)]
+    several = [
+        quell.fit_many(logistic(s), quell.MeanField(DIM), key=jax.random.key(1), **options) for s in (arrays, rows)
+    ]
     for memory, disk in zip(*several, strict=True):
         same(memory.params, disk.params)
-    exact = [quell.fit_many(logistic(s), quell.FullRank(DIM), num_fits=2, key=jax.random.key(1)) for s in (arrays, rows)]
+    exact = [
+        quell.fit_many(logistic(s), quell.FullRank(DIM), num_fits=2, key=jax.random.key(1)) for s in (arrays, rows)
+    ]
     for memory, disk in zip(*exact, strict=True):
         same(memory.params, disk.params)
 
@@ -165,7 +171,7 @@ def test_what_a_result_tells(arrays, rows):
 
 def test_all_rows_at_once_are_refused_with_a_way_out(rows):
     base = quell.BaseGradient(quell.Price(full_data=True), quell.ClosedForm(), quell.ClosedForm())
-    with pytest.raises(ValueError, match="asked for all data at once.*Sampler"):
+    with pytest.raises(ValueError, match=r"asked for all data at once.*Sampler"):
         quell.fit(function(rows), quell.FullRank(DIM), variates=(), base=base, steps=2, key=jax.random.key(0))
 
 
@@ -180,7 +186,9 @@ def test_bad_values_are_named_with_their_rows(arrays, tmp_path):
     def on_disk(features, labels):
         np.save(tmp_path / "x.npy", features)
         np.save(tmp_path / "y.npy", labels)
-        return {n: quell.DiskRows(tmp_path / f"{p}.npy", max_bytes=SMALL) for n, p in (("features", "x"), ("labels", "y"))}
+        return {
+            n: quell.DiskRows(tmp_path / f"{p}.npy", max_bytes=SMALL) for n, p in (("features", "x"), ("labels", "y"))
+        }
 
     bad = arrays["features"].copy()
     bad[2000, 1] = np.nan

@@ -4,7 +4,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from quell.data.access import row_blocks
 from quell.data.disk_rows import DiskRows
 
 _SEEN: set[Any] = set()
@@ -26,10 +25,11 @@ def check_disk_rows(rows: DiskRows, begin: Callable[[], Callable[[Any], None]]) 
     if seen in _SEEN:
         return
     look = begin()
-    for start, block in row_blocks(rows, rows.num_rows):
+    read = rows.read_raw if rows.prepare is None else rows.read  # NumPy looks several times faster
+    for start in range(0, rows.num_rows, rows.most_rows):
+        stop = min(start + rows.most_rows, rows.num_rows)
         try:
-            look(block)
+            look(read(start, stop - start))
         except ValueError as error:
-            stop = min(start + rows.most_rows, rows.num_rows)
             raise ValueError(f"In rows {start} to {stop} of {rows}: {error}") from None
     _SEEN.add(seen)

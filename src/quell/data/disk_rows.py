@@ -124,8 +124,12 @@ class DiskRows(eqx.Module):
 
     def read(self, start: int, num: int) -> PyTree:
         """Rows `start` to `start + num`, read now."""
+        return self._tree(tuple(map(jnp.asarray, self.structure.flatten_up_to(self.read_raw(start, num)))))
+
+    def read_raw(self, start: int, num: int) -> PyTree:
+        """The same as NumPy has them, before they are prepared."""
         self._check_size(num)
-        return self._tree(tuple(jnp.asarray(file.read(start, num)) for file in self.files))
+        return self.structure.unflatten([file.read(start, num) for file in self.files])
 
     def __getitem__(self, name: Any) -> "DiskRows":
         """A part of the tree, such as `rows["features"]`."""

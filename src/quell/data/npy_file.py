@@ -61,7 +61,7 @@ class NpyFile:
         """Rows `start` to `start + num`."""
         handle = self._open()
         try:
-            raw = bytearray(num * self.row_bytes)
+            raw = np.empty(num * self.row_bytes, np.uint8)
             self._fill(handle, memoryview(raw), self.offset + start * self.row_bytes)
         finally:
             os.close(handle)
@@ -71,7 +71,7 @@ class NpyFile:
         """The rows of an index, one read each, in the order in which they lie on the disk."""
         size, handle = self.row_bytes, self._open()
         try:
-            raw = bytearray(len(index) * size)
+            raw = np.empty(len(index) * size, np.uint8)
             view = memoryview(raw)
             for place in np.argsort(np.asarray(index), kind="stable").tolist():
                 self._fill(handle, view[place * size : (place + 1) * size], self.offset + index[place] * size)
@@ -103,8 +103,8 @@ class NpyFile:
                 raise ValueError(f"{self.path} ends before byte {offset}. A whole file was needed. Write it again.")
             view, offset = view[done:], offset + done
 
-    def _rows(self, raw: bytearray, num: int) -> np.ndarray:
-        return np.frombuffer(raw, self.dtype).reshape(num, *self.row_shape).astype(self.read_dtype, copy=False)
+    def _rows(self, raw: np.ndarray, num: int) -> np.ndarray:
+        return raw.view(self.dtype).reshape(num, *self.row_shape).astype(self.read_dtype, copy=False)
 
 
 def open_npy(given: Any) -> NpyFile:

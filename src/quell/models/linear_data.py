@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features and targets of linear predictors, in memory or on disk, checked before a fit trusts them."""
 
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from quell.checks import check_finite
@@ -15,7 +17,7 @@ from quell.data import DiskRows
 from quell.data.check import check_disk_rows
 from quell.data.disk_rows import join_rows
 
-Look = Callable[[PyTree], None]
+Look = Callable[[Any], None]
 
 
 class LinearData(eqx.Module):
@@ -28,7 +30,7 @@ class LinearData(eqx.Module):
 def linear_data(features: ArrayLike | DiskRows, targets: ArrayLike | DiskRows) -> LinearData | DiskRows:
     """Features with real-valued targets."""
     if isinstance(features, DiskRows) or isinstance(targets, DiskRows):
-        return _on_disk(features, targets, _as_linear, _numbers)
+        return _on_disk(features, targets, _as_linear, _targets)
     return _in_memory(features, targets)
 
 
@@ -74,7 +76,8 @@ def _on_disk(
         )
     shapes = [_array_shape(name, part) for name, part in (("features", features), ("targets", targets))]
     _check_shapes(*shapes)
-    check_disk_rows(join_rows(features, targets, _pair), begin)
+    check_disk_rows(features, _features)
+    check_disk_rows(targets, begin)
     return join_rows(features, targets, finish)
 
 
@@ -97,10 +100,6 @@ def _check_shapes(features: tuple[int, ...], targets: tuple[int, ...]) -> None:
         )
 
 
-def _pair(features: Array, targets: Array) -> tuple[Array, Array]:
-    return features, targets
-
-
 def _as_linear(features: Array, targets: Array) -> LinearData:
     dtype = jnp.result_type(float)
     return LinearData(features.astype(dtype), targets.astype(dtype))
@@ -111,30 +110,24 @@ def _fold(features: Array, labels: Array) -> LinearData:
     return LinearData(signs[..., None] * features.astype(signs.dtype), jnp.ones_like(signs))
 
 
-def _numbers() -> Look:
-    return lambda block: _check_block(*block)
+def _features() -> Look:
+    return functools.partial(check_finite, "features")
 
 
-def _check_block(features: Array, targets: Array) -> None:
-    check_finite("features", features)
-    check_finite("targets", targets)
+def _targets() -> Look:
+    return functools.partial(check_finite, "targets")
 
 
 def _counts() -> Look:
-    def look(block: tuple[Array, Array]) -> None:
-        check_finite("features", block[0])
-        _check_counts(block[1])
-
-    return look
+    return _check_counts
 
 
 def _labels() -> Look:
     """Labels of all blocks together must be of one kind."""
     found: set[float] = set()
 
-    def look(block: tuple[Array, Array]) -> None:
-        check_finite("features", block[0])
-        found.update(np.unique(_label_values(block[1])).tolist())
+    def look(labels: ArrayLike) -> None:
+        found.update(np.unique(_label_values(labels)).tolist())
         _check_labels(found)
 
     return look
