@@ -5,8 +5,8 @@
 
 The data are blocks of random features, repeated on disk with other labels in each block. The fit runs in a process of
 its own, so that its peak of resident memory is that of the fit alone. The gap to the optimum is what one more step of
-Newton's method could gain, by the exact gradient in double precision at the parameters found: half of its squared norm in
-the natural metric, which near the optimum is the gap itself.
+Newton's method could gain, by the exact gradient in double precision at the parameters found: half of its squared norm
+in the natural metric, which near the optimum is the gap itself.
 """
 
 import argparse
