@@ -19,6 +19,9 @@ from quell.approximations import TaylorInData as TaylorInData
 from quell.approximations import TaylorInLatent as TaylorInLatent
 from quell.combine import NormalWishart as NormalWishart
 from quell.combine import Rule as Rule
+from quell.data import DiskRows as DiskRows
+from quell.data import rows_from_iterator as rows_from_iterator
+from quell.data import rows_from_parquet as rows_from_parquet
 from quell.draw import Draw as Draw
 from quell.draw import Sampler as Sampler
 from quell.estimators import ClosedForm as ClosedForm

@@ -48,9 +48,10 @@ def check_positive(name: str, value: float) -> None:
         )
 
 
-def check_finite(name: str, value: Array) -> None:
-    """Refuse an array with NaN or infinite entries."""
-    bad = int(jnp.sum(~jnp.isfinite(value)))
+def check_finite(name: str, value: Array | np.ndarray) -> None:
+    """Refuse an array with NaN or infinite entries; one of NumPy's is not copied to a device for it."""
+    library = np if isinstance(value, np.ndarray) else jnp
+    bad = int(library.sum(~library.isfinite(value)))
     if bad:
         raise ValueError(
             f"`{name}` was given with {bad} NaN or infinite entries out of {value.size}. "

@@ -22,10 +22,12 @@ class Draw(eqx.Module):
         noise: base noise, one row a replicate.
         index: rows of the data: a minibatch a replicate `[R, b]`, one minibatch for all `[b]`, or `None`
             for the full data.
+        upcoming: the index of the next step, where it is known: data on disk are read ahead by it.
     """
 
     noise: Float[Array, "sample noise"]
     index: Int[Array, "sample datum"] | Int[Array, "datum"] | None
+    upcoming: Int[Array, "sample datum"] | Int[Array, "datum"] | None = None
 
     @property
     def is_shared(self) -> bool:

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PyTree
 
+from quell.data.access import on_disk, take_rows
 from quell.draw import Draw
 from quell.families import AbstractParticles
 from quell.problem import Problem
@@ -18,12 +19,23 @@ class Batch(eqx.Module):
     """Some rows of the data, or all of them.
 
     Args:
-        rows: the data's tree with a leading axis of the rows taken.
+        data: the data's tree with a leading axis of the rows taken, or rows on disk.
         is_full: whether these are all data.
     """
 
-    rows: PyTree
+    data: PyTree
     is_full: bool = eqx.field(static=True)
+
+    @property
+    def rows(self) -> PyTree:
+        """The rows, as arrays; all data at once are refused where they lie on disk."""
+        if on_disk(self.data):
+            raise ValueError(
+                f"An estimator or a variate asked for all data at once, and {self.data} lie on disk. One that takes "
+                "minibatches, or sums over the data, was needed. Write for example `sampler=quell.Sampler(10, 100)` "
+                "without `full_data=True`; `Reparameterization` and `ClosedForm` take all data in blocks."
+            )
+        return self.data
 
 
 class Evaluation:
@@ -52,10 +64,14 @@ class Evaluation:
 
     @functools.cached_property
     def _minibatch(self) -> Batch:
-        data, index = self.problem.model.data, self.draw.index
-        if index is None:
+        data, draw = self.problem.model.data, self.draw
+        if draw.index is None:
             return Batch(data, is_full=True)
-        return Batch(jax.tree.map(lambda x: x[index], data), is_full=False)
+        return Batch(take_rows(data, draw.index, draw.upcoming), is_full=False)
+
+    def reads_all(self, *, full_data: bool) -> bool:
+        """Whether a function of all data has to go through them in blocks, because they lie on disk."""
+        return on_disk(self.problem.model.data) and (full_data or self.draw.index is None)
 
     def has_batch_axis(self, *, full_data: bool) -> bool:
         """Whether each replicate sees data of its own."""

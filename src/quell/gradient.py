@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows
+from quell.data.access import on_disk
 from quell.draw import Draw, Sampler
 from quell.evaluation import Evaluation
 from quell.parts import Parts
@@ -157,7 +158,7 @@ class Gradient(eqx.Module):
         )
 
     def update(
-        self, key: Key[Array, ""], params: PyTree, state: GradientState
+        self, key: Key[Array, ""], params: PyTree, state: GradientState, *, next_key: Key[Array, ""] | None = None
     ) -> tuple[PyTree, GradientState, GradientInfo]:
         """Draw, combine with the weights learned so far, and learn.
 
@@ -165,12 +166,16 @@ class Gradient(eqx.Module):
             key: for the noise and the minibatches of this step.
             params: of the family.
             state: from `init` or the step before.
+            next_key: of the step after this one, where it is known; data on disk are read ahead by it.
 
         Returns:
             The gradient of the loss, the next state, and what the step tells.
         """
-        dtype = jnp.result_type(*jax.tree.leaves(params))
-        draw = self.sampler.draw(key, self.problem.family, self.problem.model.num_data, dtype)
+        dtype, model = jnp.result_type(*jax.tree.leaves(params)), self.problem.model
+        draw = self.sampler.draw(key, self.problem.family, model.num_data, dtype)
+        if next_key is not None and on_disk(model.data):
+            upcoming = self.sampler.draw(next_key, self.problem.family, model.num_data, dtype).index
+            draw = Draw(draw.noise, draw.index, upcoming)
         return self.update_from_draw(draw, params, state)
 
     def update_from_draw(

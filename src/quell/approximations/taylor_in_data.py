@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
+from quell.data.access import like_rows
 from quell.evaluation import Batch, Evaluation
 from quell.models import AbstractDataExpansion, AbstractModel
 from quell.parts import Parts
@@ -84,7 +85,7 @@ class ExpandedInData(AbstractTerm):
 
 
 def _why_none(model: AbstractModel) -> str:
-    leaves = jax.tree.leaves(model.data)
+    leaves = jax.tree.leaves(like_rows(model.data, 1))
     others = sorted({str(leaf.dtype) for leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.floating)})
     why = f": they hold {' and '.join(others)}, and derivatives need floating point" if others else ""
     if not any(leaf.size for leaf in leaves):

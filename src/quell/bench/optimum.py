@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from quell.bench.gaussian import Gaussian
 from quell.compilation import quick_jit
+from quell.data.access import row_blocks
 from quell.models import LinearPredictor
 
 Density = Callable[[Array, Array], Array]
@@ -61,8 +62,7 @@ def _gaussian(mean: np.ndarray, precision: np.ndarray, full_rank: bool) -> Gauss
 def _expectations(model: LinearPredictor, here: Gaussian) -> tuple[np.ndarray, np.ndarray]:
     """The sums of slopes and of curvatures over the data, added up in double precision."""
     parts = []
-    for start in range(0, model.num_data, _CHUNK):
-        rows = jax.tree.map(lambda x, s=start: x[s : s + _CHUNK], model.data)
+    for _, rows in row_blocks(model.data, _CHUNK):
         parts.append(_chunk_expectations(model.log_density, rows.features, rows.targets, here))
     slopes, curvatures = zip(*jax.device_get(parts), strict=True)
     return np.array(slopes, np.float64).sum(axis=0), np.array(curvatures, np.float64).sum(axis=0)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell.checks import check_count, check_key
 from quell.compilation import quick_jit
+from quell.data.access import most_rows, num_rows, row_blocks, slice_rows
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 from quell.problem import Problem
@@ -76,36 +77,33 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
 
 
 def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[np.ndarray, "sample datum"]:
-    """Log-likelihood of each datum at each sample."""
-    return np.asarray(_likelihoods(model, latents))
+    """Log-likelihood of each datum at each sample; of data on disk in blocks, but what is returned is in memory."""
+    blocks = row_blocks(model.data, model.num_data)
+    return np.concatenate([np.asarray(_likelihoods(model, rows, latents)) for _, rows in blocks], axis=1)
 
 
 @quick_jit
 def _densities(problem: Problem, params: PyTree, latents: Float[Array, "sample latent"]) -> tuple[Array, Array, Array]:
     """The log-likelihood by chunk of data, log-prior and log density, one row a sample."""
     model = problem.model
-    size = min(model.num_data, DATA_CHUNK)
+    size = min(model.num_data, DATA_CHUNK, most_rows(model.data))
     starts = jnp.arange(0, model.num_data, size)
+    batch = max(1, min(latents.shape[0], _CELLS // size))
 
-    def one(z: Float[Array, "latent"]) -> tuple[Array, Array, Array]:
-        sums = jax.lax.map(lambda start: _chunk_log_likelihood(model, z, start, size), starts)
-        return sums, model.prior.log_prob(z), problem.family.log_prob(params, z)
+    def of_chunk(start: Int[Array, ""]) -> Float[Array, "sample"]:
+        first = jnp.minimum(start, model.num_data - size)
+        rows, counts = slice_rows(model.data, first, size), first + jnp.arange(size) >= start
+        return jax.lax.map(lambda z: jnp.sum(model.log_likelihood(z, rows), where=counts), latents, batch_size=batch)
 
-    return jax.lax.map(one, latents, batch_size=max(1, min(latents.shape[0], _CELLS // size)))
+    def one(z: Float[Array, "latent"]) -> tuple[Array, Array]:
+        return model.prior.log_prob(z), problem.family.log_prob(params, z)
 
-
-def _chunk_log_likelihood(
-    model: AbstractModel, z: Float[Array, "latent"], start: Int[Array, ""], size: int
-) -> Float[Array, ""]:
-    """Of `size` data from `start` on; those beyond the last one count as nothing."""
-    if size == model.num_data:
-        return jnp.sum(model.log_likelihood(z, model.data))
-    index = start + jnp.arange(size)
-    rows = jax.tree.map(lambda x: x[jnp.minimum(index, model.num_data - 1)], model.data)
-    return jnp.sum(jnp.where(index < model.num_data, model.log_likelihood(z, rows), 0.0))
+    return jax.lax.map(of_chunk, starts).T, *jax.lax.map(one, latents, batch_size=batch)
 
 
 @quick_jit
-def _likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[Array, "sample datum"]:
-    batch = max(1, min(latents.shape[0], _CELLS // model.num_data))
-    return jax.lax.map(lambda z: model.log_likelihood(z, model.data), latents, batch_size=batch)
+def _likelihoods(
+    model: AbstractModel, rows: PyTree, latents: Float[Array, "sample latent"]
+) -> Float[Array, "sample datum"]:
+    batch = max(1, min(latents.shape[0], _CELLS // num_rows(rows)))
+    return jax.lax.map(lambda z: model.log_likelihood(z, rows), latents, batch_size=batch)

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ELBO over all data: exact where there is a way, else with a standard error."""
 
-import equinox as eqx
-import jax
+import dataclasses
+
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.checks import check_count, check_key
 from quell.compilation import quick_jit
+from quell.data.access import row_blocks
 from quell.diagnostics.densities import DATA_CHUNK, ScoredSample, score_sample
 from quell.diagnostics.estimate import Estimate, mean_of
+from quell.models import LinearPredictor
 from quell.problem import Problem, exact_elbo, has_exact_elbo
 
 
@@ -55,8 +57,8 @@ def exact_elbo_in_chunks(problem: Problem, params: PyTree) -> Estimate:
     model, family = problem.model, problem.family
     rest = float(_without_data(problem, params))
     total = rest
-    for start in range(0, model.num_data, DATA_CHUNK):
-        rows = jax.tree.map(lambda x, s=start: x[s : s + DATA_CHUNK], model.data)
-        chunk = Problem(eqx.tree_at(lambda m: m.data, model, rows), family)
+    assert isinstance(model, LinearPredictor), "there is an exact ELBO"
+    for _, rows in row_blocks(model.data, DATA_CHUNK):
+        chunk = Problem(dataclasses.replace(model, data=rows), family)
         total += float(_exact_elbo(chunk, params)) - rest
     return Estimate(total, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jaxtyping import Array
 
+from quell.data.access import first_rows
 from quell.problem import Problem
 
 SUMS = frozenset(
@@ -47,7 +48,7 @@ def has_no_kinks(problem: Problem) -> bool:
     kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for derivatives of the user's own.
     """
     model = problem.model
-    rows = jax.tree.map(lambda x: x[:1], model.data)
+    rows = first_rows(model.data, 1)
     latent = jax.eval_shape(lambda: jnp.zeros(model.dim))
     return is_smooth(lambda z: model.log_likelihood(z, rows), latent) and is_smooth(model.prior.log_prob, latent)
 

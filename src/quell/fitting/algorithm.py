@@ -61,17 +61,20 @@ class Algorithm(eqx.Module):
         start = self.gradient.problem.family.init() if params is None else params
         return AlgorithmState(start, self.optimizer.init(start), self.gradient.init(start))
 
-    def step(self, key: Key[Array, ""], state: AlgorithmState) -> tuple[AlgorithmState, GradientInfo]:
+    def step(
+        self, key: Key[Array, ""], state: AlgorithmState, *, next_key: Key[Array, ""] | None = None
+    ) -> tuple[AlgorithmState, GradientInfo]:
         """Draw a gradient and follow it.
 
         Args:
             key: for the noise and the minibatches of this step; a new one for each.
             state: from `init` or the step before.
+            next_key: of the step after this one, where it is known; data on disk are read ahead by it.
 
         Returns:
             The next state, and what the step tells.
         """
-        loss_grad, gradient, info = self.gradient.update(key, state.params, state.gradient)
+        loss_grad, gradient, info = self.gradient.update(key, state.params, state.gradient, next_key=next_key)
         updates, optimizer = self.optimizer.update(loss_grad, state.optimizer, state.params)
         return AlgorithmState(optax.apply_updates(state.params, updates), optimizer, gradient), info
 

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
+from quell.data import DiskRows
+from quell.data.access import like_rows
 from quell.gradient import Gradient
 from quell.models import AbstractModel
 
@@ -32,10 +34,10 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
         state: of the loop; its values do not matter.
     """
     model = gradient.problem.model
-    latent, batch = jax.eval_shape(lambda: (jnp.zeros(model.dim), jax.tree.map(lambda leaf: leaf[:3], model.data)))
+    latent, batch = jax.eval_shape(lambda: jnp.zeros(model.dim)), like_rows(model.data, 3)
     return {
         "model": {"class": _class_name(model), "dim": model.dim, "num_data": model.num_data},
-        "data": named(model.data, array_digest),
+        "data": model.data.digest if isinstance(model.data, DiskRows) else named(model.data, array_digest),
         "log-likelihood": _program(model.log_likelihood, latent, batch),
         "log-prior": _program(model.prior.log_prob, latent),
         "family": describe(gradient.problem.family),

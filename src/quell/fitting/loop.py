@@ -92,7 +92,8 @@ def take_step(
     A step that would leave the finite numbers is skipped: all but the number of the step stays as it was. One skipped
     step too many in a row is not counted either, and marks the end.
     """
-    moved, info = algorithm.step(jax.random.fold_in(key, state.step), state.algorithm)
+    keys = (jax.random.fold_in(key, state.step + ahead) for ahead in (0, 1))
+    moved, info = algorithm.step(next(keys), state.algorithm, next_key=next(keys))
     finite = _stays_finite(moved.params, state.algorithm.params) & _stays_finite(
         moved.optimizer, state.algorithm.optimizer
     )

@@ -14,10 +14,11 @@ from jaxtyping import Array, Key, PyTree
 
 from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
+from quell.data.access import most_rows, on_disk
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
-from quell.fitting.automatic import Tuned, Tuner
+from quell.fitting.automatic import SAMPLES, Tuned, Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
 from quell.fitting.choice import BaseName, Choice
@@ -244,10 +245,16 @@ def _falling(rate: float, steps: int) -> optax.Schedule:
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
-    """All data where they are few. Natural-gradient steps are few and long: they take more samples each."""
-    sees_all = model.num_data <= LARGEST_FULL
+    """All data where they are few. Natural-gradient steps are few and long: they take more samples each.
+
+    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory.
+    """
+    sees_all = model.num_data <= LARGEST_FULL and not on_disk(model.data)
     replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
-    return Sampler(replicates, None if sees_all else DEFAULT_BATCH_SIZE)
+    if sees_all:
+        return Sampler(replicates)
+    fit_in = max(1, most_rows(model.data) // (max(SAMPLES) * replicates)) if on_disk(model.data) else DEFAULT_BATCH_SIZE
+    return Sampler(replicates, min(fit_in, DEFAULT_BATCH_SIZE))
 
 
 def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
+from quell.data.access import datum_size, most_rows
 from quell.draw import Sampler
 from quell.estimators import ClosedForm
 from quell.fitting.algorithm import Algorithm
@@ -28,7 +29,7 @@ ROWS_A_COORDINATE = 20
 """But no fewer than this many for each coordinate, so that no direction is left to the prior alone."""
 
 LEAST_SHARE = 4
-"""Where that would be more than one row of so many, all steps see all rows."""
+"""Where that would be more than one row of so many, or more than may be in memory, all steps see all rows."""
 
 MOST_STEPS = 32
 """Together about as long as one step on all rows."""
@@ -59,9 +60,10 @@ class RoughStart(eqx.Module):
     @classmethod
     def of(cls, problem: Problem) -> "RoughStart | None":
         """With as many rows as suit a problem; `None` where nothing would be gained."""
-        rows, numbers = problem.model.num_data, sum(leaf.size for leaf in jax.tree.leaves(problem.model.data))
-        num = max(rows // SHARE, ROWS_A_COORDINATE * problem.model.dim)
-        return cls(num) if numbers >= FEWEST and num <= rows // LEAST_SHARE else None
+        rows, data = problem.model.num_data, problem.model.data
+        num = min(max(rows // SHARE, ROWS_A_COORDINATE * problem.model.dim), most_rows(data))
+        unfit = num < ROWS_A_COORDINATE * problem.model.dim or num > rows // LEAST_SHARE
+        return None if unfit or rows * datum_size(data) < FEWEST else cls(num)
 
     def gradient(self, exact: Gradient) -> Gradient:
         """The same closed forms on the rows that a key draws."""
@@ -96,7 +98,7 @@ def walk(rough: RoughStart, algorithm: Algorithm, key: Key[Array, ""], params: P
     nothing = gradient.init(params)
 
     def step(now: _Walk) -> _Walk:
-        loss_grad, _, _ = gradient.update(rows_key, now.params, nothing)
+        loss_grad, _, _ = gradient.update(rows_key, now.params, nothing, next_key=rows_key)
         updates, state = optimizer.update(loss_grad, now.optimizer, now.params)
         moved = jax.tree.map(jnp.add, now.params, updates)
         gain = 0.5 * natural_sq_norm(gradient.problem, now.params, loss_grad)

@@ -5,10 +5,10 @@ from abc import abstractmethod
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from quell.data.access import num_rows
 from quell.models.prior import AbstractPrior
 from quell.quadratic import Quadratic, expand_function
 
@@ -69,4 +69,4 @@ class AbstractModel(eqx.Module):
     @property
     def num_data(self) -> int:
         """Number of data: the length of the leading axis that all data arrays share."""
-        return jax.tree.leaves(self.data)[0].shape[0]
+        return num_rows(self.data)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from quell.data.access import first_rows, like_rows, row_blocks
 from quell.models.base import AbstractModel
 
 _NUM_ROWS = 3
@@ -61,7 +62,7 @@ def check_likelihood_shape(model: AbstractModel) -> None:
         ModelError: with the shape that was found.
     """
     like = jax.eval_shape(lambda: jnp.zeros(model.dim))
-    batch = jax.eval_shape(lambda: _rows(model))
+    batch = like_rows(model.data, _NUM_ROWS)
     shape = jax.eval_shape(model.log_likelihood, like, batch).shape
     reason = _shape_reason(shape, jax.tree.leaves(batch)[0].shape[0])
     if reason is not None:
@@ -69,7 +70,7 @@ def check_likelihood_shape(model: AbstractModel) -> None:
 
 
 def _rows(model: AbstractModel) -> Any:
-    return jax.tree.map(lambda x: x[: _num_rows(model)], model.data)
+    return first_rows(model.data, _num_rows(model))
 
 
 def _num_rows(model: AbstractModel) -> int:
@@ -95,7 +96,7 @@ def _evaluates(model: AbstractModel) -> str | None:
 def _shape(model: AbstractModel) -> str | None:
     """Together and alone: a `squeeze` shows only on a batch of one."""
     for num in (_num_rows(model), 1):
-        batch = jax.tree.map(lambda x, n=num: x[:n], model.data)
+        batch = first_rows(model.data, num)
         reason = _shape_reason(jnp.shape(model.log_likelihood(_points(model)[0], batch)), num)
         if reason is not None:
             return reason
@@ -138,13 +139,14 @@ def _prior_shape(model: AbstractModel) -> str | None:
 
 def _finite(model: AbstractModel) -> str | None:
     for z in _points(model):
-        value = model.log_likelihood(z, model.data)
-        if not bool(jnp.all(jnp.isfinite(value))):
-            row = int(jnp.argmin(jnp.isfinite(value)))
-            return (
-                f"The log-likelihood of datum {row} is {value[row]} at latent {z}. A finite value was "
-                "needed near zero. Look at that datum, or clip inside the likelihood."
-            )
+        for start, rows in row_blocks(model.data, model.num_data):
+            value = model.log_likelihood(z, rows)
+            if not bool(jnp.all(jnp.isfinite(value))):
+                row = int(jnp.argmin(jnp.isfinite(value)))
+                return (
+                    f"The log-likelihood of datum {start + row} is {value[row]} at latent {z}. A finite value was "
+                    "needed near zero. Look at that datum, or clip inside the likelihood."
+                )
         if not bool(jnp.isfinite(model.prior.log_prob(z))):
             return (
                 f"The log-prior is {model.prior.log_prob(z)} at latent {z}. A density that is positive "
@@ -154,11 +156,13 @@ def _finite(model: AbstractModel) -> str | None:
 
 
 def _finite_gradients(model: AbstractModel) -> str | None:
-    def joint(z: Array) -> Array:
-        return jnp.sum(model.log_likelihood(z, model.data)) + model.prior.log_prob(z)
+    def likelihood(z: Array, rows: Any) -> Array:
+        return jnp.sum(model.log_likelihood(z, rows))
 
     for z in _points(model):
-        grad = jax.grad(joint)(z)
+        grad = jax.grad(model.prior.log_prob)(z)
+        for _, rows in row_blocks(model.data, model.num_data):
+            grad = grad + jax.grad(likelihood)(z, rows)
         if not bool(jnp.all(jnp.isfinite(grad))):
             where = int(jnp.argmin(jnp.isfinite(grad)))
             return (

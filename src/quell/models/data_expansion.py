@@ -10,7 +10,10 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
+from quell.data import DiskRows
+from quell.data.access import like_rows
 from quell.models.base import AbstractDataExpansion
+from quell.models.row_moments import RowMoments, row_moments
 
 
 class FunctionDataExpansion(AbstractDataExpansion):
@@ -44,12 +47,15 @@ class FunctionDataExpansion(AbstractDataExpansion):
         cls, data: PyTree, likelihood: Callable[[Any, Any], Array], unflatten: Callable[[Array], Any]
     ) -> "FunctionDataExpansion | None":
         """Cache the first two moments of the data; `None` where they are not floating point, or empty."""
-        leaves = jax.tree.leaves(data)
+        leaves = jax.tree.leaves(like_rows(data, 1))
         if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves) or not any(x.size for x in leaves):
             return None
+        arrays, function = eqx.partition(likelihood, eqx.is_array)
+        if isinstance(data, DiskRows):
+            moments = row_moments(data)
+            return cls(moments.center, _factor_of(moments), arrays, function, unflatten)
         data = _at_least_single(data)
         center = jax.tree.map(lambda x: jnp.mean(x, axis=0), data)
-        arrays, function = eqx.partition(likelihood, eqx.is_array)
         return cls(center, _factor(_steps(data, center), center), arrays, function, unflatten)
 
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
@@ -93,3 +99,9 @@ def _factor(steps: PyTree, center: PyTree) -> PyTree:
     matrix = jax.vmap(lambda step: ravel_pytree(step)[0])(steps)
     rows = jnp.linalg.qr(matrix, mode="r") / jnp.sqrt(jnp.asarray(matrix.shape[0], matrix.dtype))
     return jax.vmap(ravel_pytree(center)[1])(rows)
+
+
+def _factor_of(moments: RowMoments) -> PyTree:
+    """The same from the covariance itself: its eigenvectors, each as long as a standard deviation."""
+    values, vectors = jnp.linalg.eigh(moments.covariance)
+    return jax.vmap(ravel_pytree(moments.center)[1])((vectors * jnp.sqrt(jnp.maximum(values, 0.0))).T)

@@ -12,6 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from quell.checks import check_count, check_finite
+from quell.data import DiskRows
+from quell.data.check import check_disk_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.data_expansion import FunctionDataExpansion
 from quell.models.prior import AbstractPrior, FunctionPrior
@@ -24,7 +26,7 @@ class Model(AbstractModel):
         log_likelihood: `log_likelihood(latent, batch) -> [b]`, one value a datum of the batch.
         log_prior: `log_prior(latent) -> scalar`, or a prior such as `NormalPrior()` over the flattened
             latent, whose closed form then becomes available.
-        data: a tree of arrays that share their leading axis.
+        data: a tree of arrays that share their leading axis, or `quell.DiskRows`.
         latent: an example of the latent: a tree of arrays (values do not matter), or the number of
             coordinates of a flat one.
 
@@ -62,7 +64,7 @@ class Model(AbstractModel):
         self.likelihood = log_likelihood
         flat = self.unflatten
         self.prior = log_prior if isinstance(log_prior, AbstractPrior) else FunctionPrior(lambda z: log_prior(flat(z)))
-        self.data = jax.tree.map(jnp.asarray, data)
+        self.data = data if isinstance(data, DiskRows) else jax.tree.map(jnp.asarray, data)
         _check_data(self.data)
 
     @property
@@ -88,6 +90,8 @@ def _as_float(leaf: Any) -> Array:
 
 
 def _check_data(data: PyTree) -> None:
+    if isinstance(data, DiskRows):
+        return check_disk_rows(data, _begin_check)
     leaves = jax.tree.leaves(data)
     shapes = [leaf.shape for leaf in leaves]
     if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes) or len({shape[0] for shape in shapes}) != 1:
@@ -95,6 +99,14 @@ def _check_data(data: PyTree) -> None:
             f"`data` was given with shapes {shapes}. Arrays that share their leading axis, one entry a "
             "datum, were needed. Write for example `data={'x': x, 'y': y}` with `len(x) == len(y)`."
         )
-    for leaf in leaves:
+    _check_numbers(data)
+
+
+def _begin_check() -> Callable[[PyTree], None]:
+    return _check_numbers
+
+
+def _check_numbers(data: PyTree) -> None:
+    for leaf in jax.tree.leaves(data):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             check_finite("data", leaf)

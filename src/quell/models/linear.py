@@ -10,27 +10,23 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 from numpy.typing import ArrayLike
 
-from quell.checks import check_finite, check_positive
+from quell.checks import check_positive
+from quell.data import DiskRows
+from quell.data.access import like_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel
+from quell.models.linear_data import LinearData, counted_data, folded_data, linear_data
 from quell.models.prior import AbstractPrior, NormalPrior
 from quell.models.quadrature import normal_expectation
+from quell.models.row_moments import RowMoments, row_moments
 from quell.quadratic import FactoredCurvature, Quadratic
 
 LogDensity = Callable[[Array, Array], Array]
 ExpectedLogDensity = Callable[[Array, Array, Array], Array]
 Vector = Float[Array, "datum"]
 Expectations = Callable[[Vector, Vector, Vector], tuple[Vector, Vector, Vector]]
-
-
-class LinearData(eqx.Module):
-    """Rows of features with their targets."""
-
-    features: Float[Array, "*batch datum latent"]
-    targets: Float[Array, "*batch datum"]
 
 
 class LinearPredictor(AbstractModel):
@@ -41,7 +37,7 @@ class LinearPredictor(AbstractModel):
     one-dimensional quadrature a datum.
 
     Args:
-        data: features and targets.
+        data: features and targets, or the same on disk.
         log_density: \(\log p(y \mid t)\) as a function of the predictor `t` and the target `y`, scalars.
         prior: over the flat latent.
         is_quadratic: whether `log_density` is a quadratic in `t`.
@@ -54,7 +50,7 @@ class LinearPredictor(AbstractModel):
     distance over which it bends, quadrature is off by some percent without notice; write `expected` there.
     """
 
-    data: LinearData
+    data: LinearData | DiskRows
     prior: AbstractPrior
     log_density: LogDensity = eqx.field(static=True)
     is_quadratic: bool = eqx.field(static=True, default=False)
@@ -68,7 +64,7 @@ class LinearPredictor(AbstractModel):
 
     @property
     def dim(self) -> int:
-        return self.data.features.shape[-1]
+        return like_rows(self.data, 1).features.shape[-1]
 
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
         return jax.vmap(self.log_density)(batch.features @ z, batch.targets)
@@ -177,8 +173,10 @@ class LinearDataExpansion(AbstractDataExpansion):
     log_density: LogDensity = eqx.field(static=True)
 
     @classmethod
-    def from_data(cls, data: LinearData, log_density: LogDensity) -> "LinearDataExpansion":
+    def from_data(cls, data: LinearData | DiskRows, log_density: LogDensity) -> "LinearDataExpansion":
         """Cache the first two moments of the data."""
+        if isinstance(data, DiskRows):
+            return cls.from_moments(row_moments(data), log_density)
         center = jax.tree.map(lambda x: jnp.mean(x, axis=0), data)
         features, targets = data.features - center.features, data.targets - center.targets
         num = targets.shape[0]
@@ -187,6 +185,18 @@ class LinearDataExpansion(AbstractDataExpansion):
             covariance=features.T @ features / num,
             cross=targets @ features / num,
             variance=targets @ targets / num,
+            log_density=log_density,
+        )
+
+    @classmethod
+    def from_moments(cls, moments: RowMoments, log_density: LogDensity) -> "LinearDataExpansion":
+        """The same where the moments of features and target together are known; the target is the last number."""
+        center, matrix = moments.center, moments.covariance
+        return cls(
+            center=LinearData(center.features[None], center.targets[None]),
+            covariance=matrix[:-1, :-1],
+            cross=matrix[-1, :-1],
+            variance=matrix[-1, -1],
             log_density=log_density,
         )
 
@@ -208,7 +218,7 @@ class LinearDataExpansion(AbstractDataExpansion):
 
 
 def logistic_regression(
-    features: ArrayLike, labels: ArrayLike, *, prior: AbstractPrior | None = None
+    features: ArrayLike | DiskRows, labels: ArrayLike | DiskRows, *, prior: AbstractPrior | None = None
 ) -> LinearPredictor:
     r"""Bayesian logistic regression, \(\log p(y \mid x, z) = \log \mathrm{sigmoid}(y\, x^\top z)\).
 
@@ -216,8 +226,8 @@ def logistic_regression(
     in \(u\).
 
     Args:
-        features: one row a datum; append a column of ones for an intercept.
-        labels: in {0, 1} or in {-1, 1}.
+        features: one row a datum; append a column of ones for an intercept. With `quell.DiskRows` they stay on disk.
+        labels: in {0, 1} or in {-1, 1}; on disk where the features are.
         prior: over the weights; a standard normal by default.
 
     Example:
@@ -225,46 +235,39 @@ def logistic_regression(
         >>> quell.logistic_regression([[1.0, 2.0], [1.0, -1.0]], [0, 1])
         LinearPredictor(log_sigmoid, num_data=2, dim=2)
     """
-    signs = _signs(labels)
-    data = _linear_data(features, np.ones_like(signs))
-    folded = LinearData(jnp.asarray(signs, data.features.dtype)[:, None] * data.features, data.targets)
-    return LinearPredictor(folded, prior or NormalPrior(), log_sigmoid, is_smooth=True)
+    return LinearPredictor(folded_data(features, labels), prior or NormalPrior(), log_sigmoid, is_smooth=True)
 
 
 def poisson_regression(
-    features: ArrayLike, counts: ArrayLike, *, prior: AbstractPrior | None = None
+    features: ArrayLike | DiskRows, counts: ArrayLike | DiskRows, *, prior: AbstractPrior | None = None
 ) -> LinearPredictor:
     r"""Bayesian Poisson regression with log link, \(y \sim \mathrm{Poisson}(\exp x^\top z)\).
 
     Args:
-        features: one row a datum.
-        counts: non-negative integers.
+        features: one row a datum, or `quell.DiskRows`.
+        counts: non-negative integers; on disk where the features are.
         prior: over the weights; a standard normal by default.
     """
-    check_finite("counts", jnp.asarray(counts))
-    values = np.asarray(counts, dtype=float)
-    if (values < 0).any() or (values != np.floor(values)).any():
-        raise ValueError(
-            "`counts` was given with negative or fractional entries. Non-negative integers were needed. "
-            "Use `gaussian_regression` for real-valued targets."
-        )
-    return LinearPredictor(_linear_data(features, counts), prior or NormalPrior(), poisson, expected=expected_poisson)
+    return LinearPredictor(counted_data(features, counts), prior or NormalPrior(), poisson, expected=expected_poisson)
 
 
 def gaussian_regression(
-    features: ArrayLike, targets: ArrayLike, *, noise: float = 1.0, prior: AbstractPrior | None = None
+    features: ArrayLike | DiskRows,
+    targets: ArrayLike | DiskRows,
+    *,
+    noise: float = 1.0,
+    prior: AbstractPrior | None = None,
 ) -> LinearPredictor:
     r"""Bayesian linear regression, \(y \sim N(x^\top z, \sigma^2)\) with known noise.
 
     Args:
-        features: one row a datum.
-        targets: real numbers.
+        features: one row a datum, or `quell.DiskRows`.
+        targets: real numbers; on disk where the features are.
         noise: \(\sigma\), the standard deviation.
         prior: over the weights; a standard normal by default.
     """
     check_positive("noise", noise)
-    data = _linear_data(features, targets)
-    return LinearPredictor(data, prior or NormalPrior(), Gaussian(noise), is_quadratic=True)
+    return LinearPredictor(linear_data(features, targets), prior or NormalPrior(), Gaussian(noise), is_quadratic=True)
 
 
 @jax.custom_jvp
@@ -335,35 +338,3 @@ def _two_derivatives(function: Callable[..., Array]) -> Callable[..., tuple[Arra
         return value, slope, second
 
     return evaluate
-
-
-def _linear_data(features: ArrayLike, targets: ArrayLike) -> LinearData:
-    matrix = jnp.asarray(features, dtype=jnp.result_type(float))
-    vector = jnp.asarray(targets, dtype=matrix.dtype)
-    if matrix.ndim != 2 or vector.shape != matrix.shape[:1] or 0 in matrix.shape:
-        raise ValueError(
-            f"`features` of shape {matrix.shape} were given with targets of shape {vector.shape}. "
-            "Features [num_data, num_features] and targets [num_data], not empty, were needed. "
-            "Write for example `features.reshape(len(targets), -1)` and `targets.ravel()`."
-        )
-    check_finite("features", matrix)
-    check_finite("targets", vector)
-    return LinearData(matrix, vector)
-
-
-def _signs(labels: ArrayLike) -> np.ndarray:
-    try:
-        values = np.asarray(labels, dtype=float)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"`labels` were given as {labels!r}. Labels in {{0, 1}} or in {{-1, 1}} were needed. "
-            "Write for example `labels == 'yes'` for an array of words."
-        ) from None
-    found = set(np.unique(values).tolist())
-    if not (found <= {0.0, 1.0} or found <= {-1.0, 1.0}):
-        shown = ", ".join(f"{v:g}" for v in sorted(found)[:5])
-        raise ValueError(
-            f"`labels` were given with the values {shown}{', ...' if len(found) > 5 else ''}. "
-            "Labels in {0, 1} or in {-1, 1} were needed. Write for example `labels == labels.max()`."
-        )
-    return np.where(values > 0, 1.0, -1.0)

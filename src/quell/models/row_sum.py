@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from quell.data.access import most_rows, num_rows, on_disk, slice_rows
+
 RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
 """A function of some rows and of which of them count; what it returns is summed."""
 
@@ -19,25 +21,27 @@ def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
     """Sum a function over all data, `at_once` rows at a time.
 
     The last chunk begins so early that it is full, and its rows that were seen before do not count. So nothing is
-    padded, and one compiled body serves all chunks.
+    padded, and one compiled body serves all chunks. Of data on disk a chunk is read anew where derivatives need it
+    again, since kept chunks would be all data.
 
     Args:
         function: of (rows, counts); a sum over those rows that count.
-        data: a tree of arrays that share their leading axis.
-        at_once: rows in memory at a time, with whatever the function makes of them.
+        data: a tree of arrays that share their leading axis, or rows on disk.
+        at_once: rows in memory at a time, with whatever the function makes of them; fewer where rows on disk say so.
     """
-    num = jax.tree.leaves(data)[0].shape[0]
-    size = min(num, max(1, at_once))
-    if size == num:
+    num = num_rows(data)
+    size = min(most_rows(data), max(1, at_once))
+    if size == num and not on_disk(data):
         return function(data, jnp.ones(num, bool))
 
     def chunk(start: Array) -> Any:
         first = jnp.minimum(start, num - size)
-        rows = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, first, size), data)
-        return function(rows, first + jnp.arange(size) >= start)
+        return function(slice_rows(data, first, size), first + jnp.arange(size) >= start)
+
+    of_chunk = jax.checkpoint(chunk) if on_disk(data) else chunk
 
     def add(total: Any, start: Array) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, chunk(start)), None
+        return jax.tree.map(jnp.add, total, of_chunk(start)), None
 
     starts = jnp.arange(0, num, size)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(chunk, starts[0]))

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closed forms of quadratics and of linear predictors, through the family's moments."""
+"""Sums over all data, and closed forms of quadratics and of linear predictors through the family's moments."""
 
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from quell.evaluation import Batch, Evaluation
@@ -17,6 +18,18 @@ from quell.quadratic import Quadratic
 def batch_factor(problem: Problem, batch: Batch) -> float:
     """How many data each datum of a batch stands for."""
     return problem.model.num_data / jax.tree.leaves(batch.rows)[0].shape[0]
+
+
+def sum_over_data(
+    evaluation: Evaluation, derive: Callable[[Callable[[Array], Array]], Callable[[Array], Array]], transport: str
+) -> Array:
+    """The log-likelihood of all data, or what is derived from it, at each latent; a few rows at a time."""
+    model, latents = evaluation.problem.model, evaluation.latents(transport)
+
+    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Array:
+        return jax.vmap(derive(lambda z: jnp.sum(model.log_likelihood(z, rows), where=counts)))(latents)
+
+    return sum_over_rows(of_rows, model.data, at_once=ROWS_AT_ONCE)
 
 
 def expected_grad(evaluation: Evaluation, quadratic: Callable[[Batch], Quadratic], *, full_data: bool) -> Parts:

@@ -13,7 +13,7 @@ from quell.parts import Parts
 from quell.problem import Problem
 from quell.quadratic import Quadratic
 from quell.terms.base import AbstractTerm
-from quell.terms.closed_form import batch_factor, expected_grad, expected_linear_grad
+from quell.terms.closed_form import batch_factor, expected_grad, expected_linear_grad, sum_over_data
 
 
 class Data(AbstractTerm):
@@ -24,9 +24,13 @@ class Data(AbstractTerm):
         return "data"
 
     def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+        if evaluation.reads_all(full_data=full_data):
+            return sum_over_data(evaluation, lambda likelihood: likelihood, transport)
         return evaluation.map(_log_likelihood(evaluation.problem), transport, full_data=full_data)
 
     def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+        if evaluation.reads_all(full_data=full_data):
+            return sum_over_data(evaluation, jax.grad, transport)
         return evaluation.map(jax.grad(_log_likelihood(evaluation.problem)), transport, full_data=full_data)
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
@@ -35,7 +39,8 @@ class Data(AbstractTerm):
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
         problem = evaluation.problem
-        if isinstance(problem.model, LinearPredictor) and not problem.model.likelihood_is_quadratic:
+        by_blocks = evaluation.reads_all(full_data=full_data) and problem.family.is_gaussian
+        if isinstance(problem.model, LinearPredictor) and (by_blocks or not problem.model.likelihood_is_quadratic):
             return expected_linear_grad(evaluation, problem.model, full_data=full_data)
         anchor = problem.family.mean(evaluation.params)
         return expected_grad(evaluation, lambda batch: self.expand(evaluation, anchor, batch), full_data=full_data)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell.data.access import first_rows
 from quell.models import AbstractModel
 from quell.problem import Problem
 from quell.terms.base import AbstractTerm
@@ -35,7 +36,7 @@ def refuses_second_derivative(problem: Problem, term: AbstractTerm) -> str | Non
 
 @eqx.filter_jit
 def _data_product(model: AbstractModel, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
-    rows = jax.tree.map(lambda x: x[:1], model.data)
+    rows = first_rows(model.data, 1)
     return _product(lambda latent: jnp.sum(model.log_likelihood(latent, rows)), z)
 
 

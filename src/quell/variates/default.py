@@ -4,12 +4,10 @@
 import math
 from collections.abc import Sequence
 
-import jax
-
 from quell.approximations import AnchoredQuadratic, Baseline, TaylorInData, TaylorInLatent
+from quell.data.access import datum_size
 from quell.draw import Sampler
 from quell.estimators import AbstractEstimator, ClosedForm, TransposedReparameterization
-from quell.models import AbstractModel
 from quell.problem import Problem
 from quell.terms import Data, Prior, Score, Variational, elbo
 from quell.variates.base_gradient import default_base
@@ -119,7 +117,7 @@ def _of_data(problem: Problem, sampler: Sampler | None, main: AbstractEstimator)
     anchored = ControlVariate(Data(), main, ClosedForm(full_data=True), AnchoredQuadratic(every=wait))
     if moves and wait <= LONGEST_WAIT and anchored.refuses(problem) is None:
         return [anchored] + [in_latent] * (subsamples and model.dim <= LARGEST_HESSIAN)
-    small_datum = _datum_size(model) <= LARGEST_DATUM
+    small_datum = datum_size(model.data) <= LARGEST_DATUM
     return [in_data] * (subsamples and small_datum) + [in_latent] * (moves and model.dim <= LARGEST_HESSIAN)
 
 
@@ -136,7 +134,3 @@ def _wait(problem: Problem, sampler: Sampler | None, *, share: float = 0.5, prod
     anchored = AnchoredQuadratic()
     passes = anchored.num_products(problem.model.dim) if products is None else products
     return max(anchored.every, math.ceil(share * rows * passes / a_step))
-
-
-def _datum_size(model: AbstractModel) -> int:
-    return sum(leaf.size // leaf.shape[0] for leaf in jax.tree.leaves(model.data))

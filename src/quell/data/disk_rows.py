@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data that stay on the disk: rows are read when a step or a pass needs them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from quell.checks import check_count
+from quell.data.npy_file import NpyFile, open_npy
+from quell.data.reader import reader_of
+
+MAX_BYTES = 2**28
+"""Bytes of rows that may be in memory at a time."""
+
+COPIES = 4
+"""Times that rows may be there at once: in use, handed over, in another dtype, and read ahead."""
+
+Prepare = Callable[[Any], Any]
+
+
+class DiskRows(eqx.Module):
+    """Data larger than memory, in .npy files with one row a datum.
+
+    It takes the place of the arrays that a model is given. Minibatches are read while the step before them runs, and
+    passes over all data go in blocks; the fit is that of the same data in memory. There are no arrays in it, so that
+    programs are compiled for its files, and a file that changes during a fit is an error.
+
+    Args:
+        paths: a tree, such as a dict, of paths of .npy files that share their number of rows.
+        prepare: a function in JAX operations of some rows, which the model sees instead of what was read. A function
+            that is defined once, because programs are compiled for it.
+        max_bytes: that rows may take in memory at a time, copies and what is read ahead included.
+
+    Cost: one read a row and file for a minibatch, and one for a block; no file is mapped into memory.
+
+    Example:
+        >>> import numpy as np, pathlib, quell, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> np.save(folder / "x.npy", np.ones((1000, 3), "float32"))
+        >>> np.save(folder / "y.npy", np.arange(1000) % 2)
+        >>> rows = quell.DiskRows({"features": folder / "x.npy", "labels": folder / "y.npy"})
+        >>> rows
+        DiskRows(num_rows=1000, features=float32[3], labels=int64[])
+        >>> quell.logistic_regression(rows["features"], rows["labels"])
+        LinearPredictor(log_sigmoid, num_data=1000, dim=3)
+    """
+
+    files: tuple[NpyFile, ...] = eqx.field(static=True)
+    structure: Any = eqx.field(static=True)
+    prepare: Prepare | None = eqx.field(static=True)
+    max_bytes: int = eqx.field(static=True)
+
+    def __init__(self, paths: PyTree, *, prepare: Prepare | None = None, max_bytes: int = MAX_BYTES) -> None:
+        """Read the headers, and check that the files belong together."""
+        check_count("max_bytes", max_bytes)
+        leaves, self.structure = jax.tree.flatten(paths)
+        self.files = tuple(leaf if isinstance(leaf, NpyFile) else open_npy(leaf) for leaf in leaves)
+        self.prepare, self.max_bytes = prepare, max_bytes
+        lengths = [file.shape[0] for file in self.files]
+        if len(set(lengths)) != 1:
+            named = ", ".join(f"{file.path} with {file.shape[0]} rows" for file in self.files) or "no files"
+            raise ValueError(
+                f"`paths` were given as {named}. Files with the same number of rows were needed. "
+                "Write for example `quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`."
+            )
+        if self.row_bytes * COPIES > max_bytes:
+            raise ValueError(
+                f"`max_bytes` was given as {max_bytes} for rows of {self.row_bytes} bytes. At least "
+                f"{self.row_bytes * COPIES} was needed. Write `max_bytes={self.row_bytes * COPIES}` or more."
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.files[0].shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, as read or as prepared, whichever is more."""
+        read = sum(max(file.row_bytes, _num_bytes(file.row_shape, file.read_dtype)) for file in self.files)
+        return max(read, sum(_num_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.like(1))))
+
+    @property
+    def most_rows(self) -> int:
+        """Rows that may be read at a time."""
+        return max(1, self.max_bytes // (COPIES * self.row_bytes))
+
+    @property
+    def digest(self) -> dict[str, str]:
+        """What a checkpoint compares, by name: header, size and time of the last change of each file."""
+        named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
+        return {jax.tree_util.keystr(path): file.digest for path, file in named}
+
+    def like(self, num: int) -> PyTree:
+        """Shapes and dtypes of as many rows, as a model sees them."""
+        return _like(self.files, self.structure, self.prepare, num)
+
+    def take(self, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
+        """Rows of an index, read when the program runs.
+
+        Args:
+            index: numbers of rows, of any shape.
+            upcoming: those that will be asked for next, to be read meanwhile.
+        """
+        self._check_size(index.size)
+        more = () if upcoming is None else (upcoming,)
+        shapes = self._shapes(index.shape)
+        # Under `jax.vmap` the index gets one more axis, and so do the rows.
+        return self._tree(
+            jax.pure_callback(reader_of(self.files).take, shapes, index, *more, vmap_method="broadcast_all")
+        )
+
+    def slice(self, start: Int[Array, ""], size: int) -> PyTree:
+        """Rows `start` to `start + size`, read when the program runs."""
+        self._check_size(size)
+        read = functools.partial(reader_of(self.files).slice, size=size)
+        return self._tree(jax.pure_callback(read, self._shapes((size,)), start, vmap_method="sequential"))
+
+    def read(self, start: int, num: int) -> PyTree:
+        """Rows `start` to `start + num`, read now."""
+        return self._tree(tuple(map(jnp.asarray, self.structure.flatten_up_to(self.read_raw(start, num)))))
+
+    def read_raw(self, start: int, num: int) -> PyTree:
+        """The same as NumPy has them, before they are prepared."""
+        self._check_size(num)
+        return self.structure.unflatten([file.read(start, num) for file in self.files])
+
+    def __getitem__(self, name: Any) -> "DiskRows":
+        """A part of the tree, such as `rows["features"]`."""
+        if self.prepare is not None:
+            raise TypeError(
+                f"The part {name!r} was asked of rows with `prepare`. Rows as they lie on the disk were needed. "
+                "Make one `quell.DiskRows(path, prepare=...)` for each part instead."
+            )
+        tree = self.structure.unflatten(self.files)
+        try:
+            part = tree[name]
+        except (KeyError, IndexError, TypeError):
+            has = ", ".join(map(repr, tree)) if isinstance(tree, dict) else f"{len(self.files)} files"
+            raise KeyError(f"The part {name!r} was asked of rows with {has}. One of these was needed.") from None
+        return DiskRows(part, max_bytes=self.max_bytes)
+
+    def _shapes(self, leading: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(jax.ShapeDtypeStruct((*leading, *file.row_shape), file.read_dtype) for file in self.files)
+
+    def _tree(self, leaves: tuple[Array, ...]) -> PyTree:
+        tree = jax.lax.stop_gradient(self.structure.unflatten(leaves))
+        return tree if self.prepare is None else self.prepare(tree)
+
+    def _check_size(self, num: int) -> None:
+        if num > self.most_rows:
+            needed = num * COPIES * self.row_bytes
+            raise ValueError(
+                f"{num} rows of {self.row_bytes} bytes were asked for at once from data on disk. At most "
+                f"{self.most_rows} fit `max_bytes={self.max_bytes}`. Take a smaller minibatch, for example "
+                f"`sampler=quell.Sampler(1, {min(self.most_rows, 100)})`, or write `max_bytes={needed}`."
+            )
+
+    def __repr__(self) -> str:
+        """Rows, and what is in one."""
+        named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
+        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "rows" for path, _ in named]
+        kinds = [f"{file.read_dtype}{list(file.row_shape)}" for file in self.files]
+        words = [f"{name}={kind}" for name, kind in zip(names, kinds, strict=True)]
+        return f"DiskRows({', '.join([f'num_rows={self.num_rows}', *words])})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Joined:
+    """Two sources prepared each on its own, and then together."""
+
+    first: Prepare | None
+    second: Prepare | None
+    finish: Callable[[Any, Any], Any]
+
+    def __call__(self, rows: tuple[Any, Any]) -> Any:
+        """The rows that a model sees."""
+        ways = zip(rows, (self.first, self.second), strict=True)
+        return self.finish(*(part if way is None else way(part) for part, way in ways))
+
+
+def join_rows(first: DiskRows, second: DiskRows, finish: Callable[[Any, Any], Any]) -> DiskRows:
+    """Rows of two sources side by side, put together by a function; the smaller `max_bytes` holds."""
+    tree = tuple(part.structure.unflatten(part.files) for part in (first, second))
+    joined = _Joined(first.prepare, second.prepare, finish)
+    return DiskRows(tree, prepare=joined, max_bytes=min(first.max_bytes, second.max_bytes))
+
+
+def _like(files: tuple[NpyFile, ...], structure: Any, prepare: Prepare | None, num: int) -> PyTree:
+    shapes = (jax.ShapeDtypeStruct((num, *file.row_shape), file.read_dtype) for file in files)
+    tree = structure.unflatten(shapes)
+    return tree if prepare is None else jax.eval_shape(prepare, tree)
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: Any) -> int:
+    size = jnp.dtype(dtype).itemsize
+    for length in shape:
+        size *= length
+    return size

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features and targets of linear predictors, in memory or on disk, checked before a fit trusts them."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
+
+from quell.checks import check_finite
+from quell.data import DiskRows
+from quell.data.check import check_disk_rows
+from quell.data.disk_rows import join_rows
+
+Look = Callable[[Any], None]
+
+
+class LinearData(eqx.Module):
+    """Rows of features with their targets."""
+
+    features: Float[Array, "*batch datum latent"]
+    targets: Float[Array, "*batch datum"]
+
+
+def linear_data(features: ArrayLike | DiskRows, targets: ArrayLike | DiskRows) -> LinearData | DiskRows:
+    """Features with real-valued targets."""
+    if isinstance(features, DiskRows) or isinstance(targets, DiskRows):
+        return _on_disk(features, targets, _as_linear, _targets)
+    return _in_memory(features, targets)
+
+
+def counted_data(features: ArrayLike | DiskRows, counts: ArrayLike | DiskRows) -> LinearData | DiskRows:
+    """Features with counts."""
+    if isinstance(features, DiskRows) or isinstance(counts, DiskRows):
+        return _on_disk(features, counts, _as_linear, _counts)
+    _check_counts(counts)
+    return _in_memory(features, counts)
+
+
+def folded_data(features: ArrayLike | DiskRows, labels: ArrayLike | DiskRows) -> LinearData | DiskRows:
+    """Features with the sign of their label folded in, and targets of one."""
+    if isinstance(features, DiskRows) or isinstance(labels, DiskRows):
+        return _on_disk(features, labels, _fold, _labels)
+    values = _label_values(labels)
+    _check_labels(set(np.unique(values).tolist()))
+    data = _in_memory(features, np.ones_like(values))
+    signs = jnp.asarray(np.where(values > 0, 1.0, -1.0), data.features.dtype)
+    return LinearData(signs[:, None] * data.features, data.targets)
+
+
+def _in_memory(features: ArrayLike, targets: ArrayLike) -> LinearData:
+    matrix = jnp.asarray(features, dtype=jnp.result_type(float))
+    vector = jnp.asarray(targets, dtype=matrix.dtype)
+    _check_shapes(matrix.shape, vector.shape)
+    check_finite("features", matrix)
+    check_finite("targets", vector)
+    return LinearData(matrix, vector)
+
+
+def _on_disk(
+    features: ArrayLike | DiskRows,
+    targets: ArrayLike | DiskRows,
+    finish: Callable[[Array, Array], LinearData],
+    begin: Callable[[], Look],
+) -> DiskRows:
+    if not (isinstance(features, DiskRows) and isinstance(targets, DiskRows)):
+        where = ("on disk", "in memory") if isinstance(features, DiskRows) else ("in memory", "on disk")
+        raise TypeError(
+            f"Features {where[0]} were given with targets {where[1]}. Both on disk were needed, or both in memory. "
+            "Write the others with `numpy.save`, and give `quell.DiskRows(path)`."
+        )
+    shapes = [_array_shape(name, part) for name, part in (("features", features), ("targets", targets))]
+    _check_shapes(*shapes)
+    check_disk_rows(features, _features)
+    check_disk_rows(targets, begin)
+    return join_rows(features, targets, finish)
+
+
+def _array_shape(name: str, rows: DiskRows) -> tuple[int, ...]:
+    like = rows.like(1)
+    if len(jax.tree.leaves(like)) != 1 or not hasattr(like, "shape"):
+        raise TypeError(
+            f"`{name}` were given as {rows}, a tree. Rows of one array were needed. "
+            "Write for example `rows['features']` for a part of a dict."
+        )
+    return rows.num_rows, *like.shape[1:]
+
+
+def _check_shapes(features: tuple[int, ...], targets: tuple[int, ...]) -> None:
+    if len(features) != 2 or targets != features[:1] or 0 in features:
+        raise ValueError(
+            f"`features` of shape {features} were given with targets of shape {targets}. "
+            "Features [num_data, num_features] and targets [num_data], not empty, were needed. "
+            "Write for example `features.reshape(len(targets), -1)` and `targets.ravel()`."
+        )
+
+
+def _as_linear(features: Array, targets: Array) -> LinearData:
+    dtype = jnp.result_type(float)
+    return LinearData(features.astype(dtype), targets.astype(dtype))
+
+
+def _fold(features: Array, labels: Array) -> LinearData:
+    signs = jnp.where(labels > 0, 1, -1).astype(jnp.result_type(float))
+    return LinearData(signs[..., None] * features.astype(signs.dtype), jnp.ones_like(signs))
+
+
+def _features() -> Look:
+    return functools.partial(check_finite, "features")
+
+
+def _targets() -> Look:
+    return functools.partial(check_finite, "targets")
+
+
+def _counts() -> Look:
+    return _check_counts
+
+
+def _labels() -> Look:
+    """Labels of all blocks together must be of one kind."""
+    found: set[float] = set()
+
+    def look(labels: ArrayLike) -> None:
+        found.update(np.unique(_label_values(labels)).tolist())
+        _check_labels(found)
+
+    return look
+
+
+def _check_counts(counts: ArrayLike) -> None:
+    check_finite("counts", jnp.asarray(counts))
+    values = np.asarray(counts, dtype=float)
+    if (values < 0).any() or (values != np.floor(values)).any():
+        raise ValueError(
+            "`counts` was given with negative or fractional entries. Non-negative integers were needed. "
+            "Use `gaussian_regression` for real-valued targets."
+        )
+
+
+def _label_values(labels: ArrayLike) -> np.ndarray:
+    try:
+        return np.asarray(labels, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"`labels` were given as {labels!r}. Labels in {{0, 1}} or in {{-1, 1}} were needed. "
+            "Write for example `labels == 'yes'` for an array of words."
+        ) from None
+
+
+def _check_labels(found: set[float]) -> None:
+    if not (found <= {0.0, 1.0} or found <= {-1.0, 1.0}):
+        shown = ", ".join(f"{v:g}" for v in sorted(found)[:5])
+        raise ValueError(
+            f"`labels` were given with the values {shown}{', ...' if len(found) > 5 else ''}. "
+            "Labels in {0, 1} or in {-1, 1} were needed. Write for example `labels == labels.max()`."
+        )

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows on disk: what is read, what is read ahead, what is refused."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import quell
+from quell.data import reader
+from quell.data.access import first_rows, like_rows, num_rows, row_blocks, take_rows
+from quell.models.row_sum import sum_over_rows
+from tolerances import EXACT
+
+
+@pytest.fixture
+def arrays():
+    rng = np.random.default_rng(1)
+    return {"x": rng.normal(size=(101, 3)), "y": rng.integers(0, 9, 101).astype(np.int16), "z": np.arange(101) > 50}
+
+
+@pytest.fixture
+def rows(arrays, tmp_path):
+    return save(arrays, tmp_path)
+
+
+def save(arrays, folder, **options):
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return quell.DiskRows({name: folder / f"{name}.npy" for name in arrays}, **options)
+
+
+def equal(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for left, right in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert left.dtype == jnp.asarray(right).dtype
+        assert np.array_equal(left, right)
+
+
+def test_rows_are_those_of_the_arrays(arrays, rows):
+    assert num_rows(rows) == 101
+    assert jax.tree.leaves(rows) == []
+    index = jnp.array([[5, 100, 5], [0, 99, 7]])
+    expected = {name: array[np.asarray(index)] for name, array in arrays.items()}
+    equal(take_rows(rows, index), expected)
+    equal(jax.jit(lambda i: take_rows(rows, i))(index), expected)
+    equal(jax.jit(lambda i, j: take_rows(rows, i, j))(index, index[::-1]), expected)
+    equal(jax.vmap(lambda i: take_rows(rows, i))(index), expected)
+    equal(first_rows(rows, 4), {name: array[:4] for name, array in arrays.items()})
+    equal(jax.jit(lambda s: rows.slice(s, 10))(91), {name: array[91:] for name, array in arrays.items()})
+    assert like_rows(rows, 3)["x"].shape == (3, 3)
+    equal(rows["y"].read(3, 5), arrays["y"][3:8])
+
+
+def test_single_precision_reads_single(arrays, rows):
+    with jax.enable_x64(False):
+        found = first_rows(rows, 2)
+    assert found["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", ">f8", "|u1", "<i8", ">i4", "|b1"])
+def test_every_kind_of_number(dtype, tmp_path):
+    array = (np.arange(24) % 7).reshape(6, 2, 2).astype(dtype)
+    found = save({"x": array}, tmp_path).read(1, 4)["x"]
+    assert np.array_equal(found, array[1:5])
+    assert found.dtype == np.dtype(dtype).newbyteorder("=")
+
+
+@pytest.mark.parametrize("max_bytes", [200, 1000, 2**20])
+@pytest.mark.parametrize("at_once", [1, 7, 200])
+def test_sums_over_all_rows_and_their_derivatives(arrays, tmp_path, max_bytes, at_once):
+    rows = save({"x": arrays["x"]}, tmp_path, max_bytes=max_bytes)
+
+    def total(data, w):
+        return sum_over_rows(lambda part, counts: jnp.sum(jnp.sin(part["x"] @ w), where=counts), data, at_once=at_once)
+
+    w = jnp.array([0.3, -0.2, 0.9])
+    expected = jax.value_and_grad(lambda w: jnp.sum(jnp.sin(arrays["x"] @ w)))(w)
+    found = jax.jit(jax.value_and_grad(lambda w: total(rows, w)))(w)
+    np.testing.assert_allclose(found[0], expected[0], **EXACT)
+    np.testing.assert_allclose(found[1], expected[1], **EXACT)
+    blocks = [part["x"] for _, part in row_blocks(rows, at_once)]
+    assert np.array_equal(np.concatenate(blocks), arrays["x"])
+    assert max(len(block) for block in blocks) * 4 * 24 <= max(max_bytes, 96)
+
+
+def test_the_next_minibatch_is_read_ahead_and_only_once(rows, monkeypatch):
+    read = []
+    original = reader.RowReader._take
+    monkeypatch.setattr(
+        reader.RowReader, "_take", lambda self, index: read.append(index.tolist()) or original(self, index)
+    )
+    one = reader.RowReader(rows.files)
+    batches = [np.array([k, k + 1]) for k in range(4)]
+    for now, later in zip(batches, batches[1:], strict=False):
+        one.take(now, later)
+    assert np.array_equal(one.take(batches[3])[0], first_rows(rows, 5)["x"][3:5])
+    assert read == [[0, 1], [1, 2], [2, 3], [3, 4]]
+    one.take(batches[0], batches[1])
+    assert np.array_equal(one.take(batches[2])[0], first_rows(rows, 5)["x"][2:4]), "another one than was announced"
+    one.take(batches[0], batches[0])
+    before = len(read)
+    one.take(batches[0], batches[0])
+    assert len(read) == before, "the same rows again are not read again"
+
+
+def test_blocks_are_read_ahead_and_the_first_one_after_the_last(rows, monkeypatch):
+    read = []
+    original = reader.RowReader._slice
+    monkeypatch.setattr(
+        reader.RowReader, "_slice", lambda self, start, size: read.append(start) or original(self, start, size)
+    )
+    one = reader.RowReader(rows.files)
+    for start in (0, 40, 61, 0, 40):
+        one.slice(np.asarray(start), size=40)
+    one._ahead[1].result()
+    assert read == [0, 40, 61, 0, 40, 61]
+
+
+def test_an_error_while_reading_ahead_is_told(rows):
+    one = reader.RowReader(rows.files)
+    os.truncate(rows.files[0].path, rows.files[0].num_bytes - 8)
+    with pytest.raises(ValueError, match="has changed since"):
+        one.take(np.array([0]), np.array([1]))
+
+
+def test_rows_are_compared_by_their_files(arrays, tmp_path):
+    one, two = (save({"x": arrays["x"]}, tmp_path / name) for name in ("a", "b") if not (tmp_path / name).mkdir())
+    again = quell.DiskRows({"x": tmp_path / "a" / "x.npy"})
+    assert jax.tree.structure(one) == jax.tree.structure(again)
+    assert jax.tree.structure(one) != jax.tree.structure(two)
+    assert one.digest == again.digest
+    assert one.digest != two.digest
+    assert hash(jax.tree.structure(one)) == hash(jax.tree.structure(again))
+
+
+def test_memory_maps_are_taken_by_their_file(arrays, tmp_path, rows):
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert quell.DiskRows(mapped).files[0] == rows["x"].files[0]
+    with pytest.raises(ValueError, match="not the whole of its file"):
+        quell.DiskRows(mapped[3:])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_source_of_rows_is_refused(arrays, tmp_path, rows):
+    def refused(match, write, error=ValueError):
+        path = tmp_path / "bad.npy"
+        write(path)
+        with pytest.raises(error, match=match):
+            quell.DiskRows(path)
+
+    refused("A file that is there was needed", lambda path: None, FileNotFoundError)
+    refused("A whole .npy file", lambda path: path.write_bytes(b""))
+    refused("A whole .npy file", lambda path: path.write_bytes(b"PK but no archive"))
+    refused("A whole .npy file", lambda path: path.write_bytes((tmp_path / "x.npy").read_bytes()[:200]))
+    refused("A whole .npy file", lambda path: np.save(path, np.array([{}, None]), allow_pickle=True))
+    refused("several arrays", lambda path: np.savez(path.open("wb"), a=np.ones(2)))
+    refused("Fortran order", lambda path: np.save(path, np.asfortranarray(np.ones((4, 3)))))
+    refused("dtype complex128", lambda path: np.save(path, np.ones(3, complex)))
+    refused("dtype <U3", lambda path: np.save(path, np.array(["yes", "no"])))
+    refused("at least one row|At least one row", lambda path: np.save(path, np.ones((0, 3))))
+    refused("At least one row", lambda path: np.save(path, np.ones(())))
+    np.save(tmp_path / "short.npy", np.ones(7))
+    with pytest.raises(ValueError, match=r"short.npy with 7 rows.*same number of rows"):
+        quell.DiskRows([tmp_path / "x.npy", tmp_path / "short.npy"])
+    with pytest.raises(ValueError, match="no files"):
+        quell.DiskRows({})
+    with pytest.raises(TypeError, match="The path of a .npy file was needed"):
+        quell.DiskRows({"x": arrays["x"]})
+    with pytest.raises(ValueError, match=r"At least 96 was needed"):
+        quell.DiskRows(tmp_path / "x.npy", max_bytes=50)
+    with pytest.raises(KeyError, match="'x', 'y', 'z'"):
+        rows["w"]
+    with pytest.raises(TypeError, match="rows with `prepare`"):
+        quell.DiskRows({"x": tmp_path / "x.npy"}, prepare=lambda tree: tree)["x"]
+
+
+SCRIPT = """
+import resource, sys
+import jax, jax.numpy as jnp
+import quell
+from quell.models.row_sum import sum_over_rows
+
+rows = quell.DiskRows(sys.argv[1], max_bytes=2**24)
+start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+total = jax.jit(lambda: sum_over_rows(lambda x, counts: jnp.sum(x, where=counts[:, None]), rows, at_once=10**6))()
+index = jnp.arange(0, rows.num_rows, rows.num_rows // 2000)
+for step in range(50):
+    rows.take(index + step)
+print(float(total), rows.num_rows * 1024, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is measured in the units of Linux")
+def test_memory_stays_within_what_was_stated(tmp_path):
+    """A sparse file of a gigabyte; what the process grows by is the rows and the compiled programs."""
+    path = tmp_path / "x.npy"
+    np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(2**20, 256))[-1] = 1.0
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True, capture_output=True, text=True)
+    total, size, grown = map(float, done.stdout.split())
+    assert total == 256
+    assert size == 2**30
+    assert grown < 2**27
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
