@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, Int, PyTree
 
 from quell.data.disk_rows import DiskRows
+from quell.devices import spread
 
 
 def on_disk(data: PyTree) -> bool:
@@ -44,7 +45,7 @@ def first_rows(data: PyTree, num: int) -> PyTree:
 
 
 def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
-    """Rows of an index.
+    """Rows of an index, spread over the devices of the mesh in use.
 
     Args:
         data: arrays, or files.
@@ -53,7 +54,7 @@ def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."
     """
     if isinstance(data, DiskRows):
         return data.take(index, upcoming)
-    return jax.tree.map(lambda leaf: leaf[index], data)
+    return spread(jax.tree.map(lambda leaf: leaf[index], data), leading=index.ndim)
 
 
 def slice_rows(data: PyTree, start: Int[Array, ""], size: int) -> PyTree:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from quell.devices import in_use
 from quell.fitting import loop
 from quell.fitting.automatic import SETTLED
 from quell.fitting.callback import FitProgress
@@ -42,6 +43,11 @@ _FIRST_CHUNK = 16
 
 def run_plan(plan: FitPlan) -> list[FitResult]:
     """Run the fits of a plan, go on where a checkpoint ends, and keep what is reached whatever happens."""
+    with in_use(plan.options.mesh):
+        return _run_plan(plan)
+
+
+def _run_plan(plan: FitPlan) -> list[FitResult]:
     show = wants_bar(plan.options.progress)
     keeper = Keeper(plan.options.checkpoint, plan.fingerprint)
     keeper.choice = None if plan.choice is None else plan.choice.spec()

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
+from quell.devices import settle
 from quell.fitting.algorithm import Algorithm, AlgorithmState
 from quell.fitting.average import TailAverage
 from quell.gradient import GradientInfo
@@ -108,7 +109,7 @@ def take_step(
     if average is not None:
         average = average.include(reached.params, finite & (state.step >= policy.average_after))
     counts = in_a_row <= policy.max_skipped
-    return LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)
+    return settle((LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)))
 
 
 def _stays_finite(new: PyTree, old: PyTree) -> Bool[Array, ""]:

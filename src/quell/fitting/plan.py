@@ -10,11 +10,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from quell.checks import check_count, check_finite, check_key
 from quell.combine import Rule
 from quell.data.access import most_rows, on_disk
+from quell.devices import check_divides, in_use, num_devices, place_rows, place_state
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
@@ -77,6 +79,7 @@ class FitOptions(eqx.Module):
     checkpoint: Checkpoint | None = None
     callback: Callback | None = None
     progress: bool | None = None
+    mesh: Mesh | None = None
 
     def __check_init__(self) -> None:
         """Refuse what no fit can use."""
@@ -97,6 +100,10 @@ class FitOptions(eqx.Module):
 
     def plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
         """What is to be done, with every default filled in; several keys make several fits."""
+        with in_use(self.mesh):
+            return self._plan(_placed(model, self.mesh), family, key)
+
+    def _plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
         problem = Problem(model, family)
         given = None if self.optimizer is None else checked_optimizer(self.optimizer)
         natural = has_natural_gradient(family) if given is None else is_natural(given)
@@ -113,17 +120,19 @@ class FitOptions(eqx.Module):
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
         choice = None if tuned is None else tuned.choice
+        _check_shares(gradient, self.mesh)
         algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
         still = 0
         if tuner is not None and tuned is not None and self.steps > 2 * LEARNING_STEPS:
             still = tuner.still_until(tuned.choice, LEARNING_STEPS)
         after = math.ceil(self.steps * (self.average_from or 0.0))
+        start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
         return FitPlan(
             algorithm=algorithm,
             policy=StepPolicy.of(max_skipped=self.max_skipped, average_after=after, still=still),
-            key=key,
-            start=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start),
+            key=place_state(key, self.mesh),
+            start=place_state(start, self.mesh),
             options=self,
             choice=choice,
             tuner=tuner,
@@ -247,14 +256,38 @@ def _falling(rate: float, steps: int) -> optax.Schedule:
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
     """All data where they are few. Natural-gradient steps are few and long: they take more samples each.
 
-    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory.
+    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory. Devices
+    of a mesh divide what a step sees.
     """
-    sees_all = model.num_data <= LARGEST_FULL and not on_disk(model.data)
+    devices = num_devices()
+    sees_all = model.num_data <= LARGEST_FULL and not on_disk(model.data) and model.num_data % devices == 0
     replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
     if sees_all:
         return Sampler(replicates)
     fit_in = max(1, most_rows(model.data) // (max(SAMPLES) * replicates)) if on_disk(model.data) else DEFAULT_BATCH_SIZE
-    return Sampler(replicates, min(fit_in, DEFAULT_BATCH_SIZE))
+    return Sampler(replicates, -(-min(fit_in, DEFAULT_BATCH_SIZE) // devices) * devices)
+
+
+def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
+    """The model with its rows spread over a mesh, and all else on each device."""
+    if mesh is None:
+        return model
+    if on_disk(model.data):
+        raise ValueError(
+            f"`mesh` was given for {model.data}, which one process reads for one device. Rows in memory were needed. "
+            "Give each process as many of them as its memory holds, or leave out `mesh`."
+        )
+    arrays, static = eqx.partition(model, eqx.is_array)
+    others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
+    rows = place_rows(arrays.data, mesh)
+    return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
+
+
+def _check_shares(gradient: Gradient, mesh: Mesh | None) -> None:
+    """Refuse steps that the devices of a mesh cannot divide."""
+    sampler = gradient.sampler
+    replicates = 1 if sampler.shared else sampler.num_replicates
+    check_divides(mesh, gradient.problem.model.num_data, sampler.batch_size, replicates)
 
 
 def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from quell.checks import check_key
 from quell.combine import Rule
+from quell.devices import checked_mesh
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.callback import Callback
@@ -42,6 +44,7 @@ def fit(
     checkpoint: Checkpoint | None = None,
     callback: Callback | None = None,
     progress: bool | None = None,
+    mesh: Mesh | Literal["all"] | None = None,
     throw: bool = False,
 ) -> FitResult:
     """Fit a family to the posterior of a model with quiet gradients.
@@ -79,6 +82,9 @@ def fit(
             the fit, as `STOPPED`. The clock decides when; what must be the same in every run belongs in
             `early_stopping`. An exception passes through, after the checkpoint is written.
         progress: show a bar; by default where somebody is watching.
+        mesh: spread data and work over these devices, or over `"all"`; the fit is the same to rounding. Their number
+            must divide the minibatch, or all data where a step sees them. With several processes each gives its own
+            rows, equally many, and all else alike.
         throw: raise on divergence instead of returning the last finite parameters with a warning.
 
     Returns:
@@ -107,6 +113,7 @@ def fit(
         checkpoint=checkpoint,
         callback=callback,
         progress=progress,
+        mesh=checked_mesh(mesh),
     )
     results = run_plan(options.plan(model, family, key))
     _report_divergence(results, steps=steps, throw=throw)
@@ -132,6 +139,7 @@ def fit_many(
     checkpoint: Checkpoint | None = None,
     callback: Callback | None = None,
     progress: bool | None = None,
+    mesh: Mesh | Literal["all"] | None = None,
     throw: bool = False,
 ) -> tuple[FitResult, ...]:
     """Several independent fits side by side, in one compiled program.
@@ -158,6 +166,7 @@ def fit_many(
         checkpoint: one file for all of them.
         callback: as for `fit`; `FitProgress.fit` tells which.
         progress: as for `fit`.
+        mesh: as for `fit`.
         throw: raise, when all have ended, if one has diverged.
 
     Returns:
@@ -185,6 +194,7 @@ def fit_many(
         checkpoint=checkpoint,
         callback=callback,
         progress=progress,
+        mesh=checked_mesh(mesh),
     )
     results = run_plan(options.plan(model, family, split_key(key, num_fits)))
     _report_divergence(results, steps=steps, throw=throw)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
 from quell.data.access import most_rows, num_rows, on_disk, slice_rows
+from quell.devices import num_devices, spread
 
 RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
 """A function of some rows and of which of them count; what it returns is summed."""
@@ -27,8 +28,19 @@ def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
     Args:
         function: of (rows, counts); a sum over those rows that count.
         data: a tree of arrays that share their leading axis, or rows on disk.
-        at_once: rows in memory at a time, with whatever the function makes of them; fewer where rows on disk say so.
+        at_once: rows in memory of a device at a time, with whatever the function makes of them; fewer where rows on
+            disk say so.
     """
+    groups = num_devices()
+    if groups == 1 or on_disk(data) or num_rows(data) % groups:
+        return _sum(function, data, at_once)
+    # Each device goes through its own rows; what it has found is summed over devices at the end.
+    own = jax.tree.map(lambda leaf: leaf.reshape(groups, -1, *leaf.shape[1:]), data)
+    totals = jax.vmap(lambda rows: _sum(function, rows, at_once))(spread(own))
+    return jax.tree.map(lambda total: jnp.sum(total, axis=0), totals)
+
+
+def _sum(function: RowFunction, data: PyTree, at_once: int) -> Any:
     num = num_rows(data)
     size = min(most_rows(data), max(1, at_once))
     if size == num and not on_disk(data):

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many devices: rows of data are spread over a mesh, and all else is the same on each device.
+
+A program does not know how many devices there are. It says which arrays are spread, and the compiler divides the work
+and inserts the sums over devices. Without a mesh in use nothing happens.
+"""
+
+import contextlib
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+ROWS = "rows"
+"""Name of the only axis of the mesh that `mesh="all"` makes."""
+
+WIDE = 2**24
+"""A matrix of parameters with at least this many numbers is spread over the devices by its rows."""
+
+
+def checked_mesh(mesh: Mesh | Literal["all"] | None) -> Mesh | None:
+    """The mesh that a fit uses, with axes that the compiler may divide as it likes.
+
+    Args:
+        mesh: of any shape; rows are spread over all its axes. `"all"` for all devices of all processes.
+    """
+    if mesh is None:
+        return None
+    if isinstance(mesh, str) and mesh == "all":
+        return Mesh(np.asarray(jax.devices()), (ROWS,), axis_types=(AxisType.Auto,))
+    if not isinstance(mesh, Mesh):
+        raise TypeError(
+            f"`mesh` was given as {mesh!r}. A `jax.sharding.Mesh` or the word 'all' was needed. "
+            "Write for example `mesh='all'` or `mesh=jax.make_mesh((4,), ('rows',))`."
+        )
+    if jax.process_count() > 1 and {d.process_index for d in mesh.devices.flat} != set(range(jax.process_count())):
+        raise ValueError(
+            f"`mesh` was given with devices of some of the {jax.process_count()} processes. Devices of all of them "
+            "were needed. Write `mesh='all'`."
+        )
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
+
+
+def in_use(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
+    """A context in which programs are compiled for a mesh."""
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+def num_devices() -> int:
+    """Devices of the mesh in use; one where there is none."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else mesh.size
+
+
+def spread(tree: PyTree, *, leading: int = 1) -> PyTree:
+    """Spread arrays over the devices by the first of their leading axes that can be divided.
+
+    Args:
+        tree: of arrays that share their leading axes.
+        leading: how many of them may be divided.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return tree
+    shape = jax.tree.leaves(tree)[0].shape
+    axis = next((k for k in range(leading) if shape[k] % mesh.size == 0), None)
+    if axis is None:
+        return tree
+    spec = PartitionSpec(*[None] * axis, mesh.axis_names)
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, spec), tree)
+
+
+def settle(tree: PyTree) -> PyTree:
+    """Keep the state of a fit where it belongs: the same on all devices, and wide matrices spread by their rows."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return tree
+    return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, _home(leaf.shape, mesh)), tree)
+
+
+def place_state(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """Put the state of a fit on its devices, as `settle` keeps it."""
+    if mesh is None:
+        return tree
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, _home(leaf.shape, mesh))), tree)
+
+
+def place_rows(data: PyTree, mesh: Mesh | None) -> PyTree:
+    """Put rows on the devices of a mesh: an equal share on each.
+
+    Where they cannot be divided all of them are put on each device. With several processes each has its own rows, and
+    all together are the data.
+    """
+    if mesh is None:
+        return data
+    if jax.process_count() > 1:
+        return _place_shards(data, mesh)
+    divides = jax.tree.leaves(data)[0].shape[0] % mesh.size == 0
+    spec = PartitionSpec(mesh.axis_names) if divides else PartitionSpec()
+    return jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec)), data)
+
+
+def check_divides(mesh: Mesh | None, num_data: int, batch_size: int | None, num_replicates: int) -> None:
+    """Refuse steps whose work cannot be divided over the devices of a mesh.
+
+    Args:
+        mesh: over which.
+        num_data: rows of all data.
+        batch_size: rows of a minibatch; `None` for all data.
+        num_replicates: with minibatches of their own.
+    """
+    if mesh is None or (batch_size or num_data) % mesh.size == 0:
+        return
+    if batch_size is not None and num_replicates % mesh.size == 0:
+        return
+    here = f"`mesh` was given with {mesh.size} devices"
+    if batch_size is None:
+        raise ValueError(
+            f"{here} for steps that see all {num_data} data. A number of data that the devices divide was needed. "
+            f"Leave out {num_data % mesh.size} rows, take a mesh that divides {num_data}, or minibatches: "
+            f"`sampler=quell.Sampler(10, {_multiple(100, mesh.size)})`."
+        )
+    raise ValueError(
+        f"{here} for minibatches of {batch_size}. A minibatch that the devices divide, or as many replicates, was "
+        f"needed. Write for example `batch_size={_multiple(batch_size, mesh.size)}`."
+    )
+
+
+def _multiple(number: int, divisor: int) -> int:
+    return -(-number // divisor) * divisor
+
+
+def _home(shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
+    is_wide = len(shape) == 2 and shape[0] * shape[1] >= WIDE and shape[0] % mesh.size == 0
+    return PartitionSpec(mesh.axis_names) if is_wide else PartitionSpec()
+
+
+def _place_shards(data: PyTree, mesh: Mesh) -> PyTree:
+    from jax.experimental import multihost_utils
+
+    lengths = [leaf.shape[0] for leaf in jax.tree.leaves(data)]
+    everywhere = multihost_utils.process_allgather(np.asarray(lengths[0]))
+    if len(set(everywhere.tolist())) > 1:
+        raise ValueError(
+            f"The processes were given {', '.join(map(str, everywhere.tolist()))} rows. As many in each process were "
+            f"needed. Leave out rows, so that each process has {min(everywhere.tolist())}."
+        )
+    local = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
+    if lengths[0] % local:
+        raise ValueError(
+            f"Each process was given {lengths[0]} rows for {local} devices. A number that they divide was needed. "
+            f"Leave out {lengths[0] % local} rows in each process."
+        )
+    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), data)
