@@ -9,15 +9,16 @@ import contextlib
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 ROWS = "rows"
 """Name of the only axis of the mesh that `mesh="all"` makes."""
 
 WIDE = 2**24
-"""A matrix of parameters with at least this many numbers is spread over the devices by its rows."""
+"""A matrix of parameters with at least this many numbers is spread over the devices of a process by its rows."""
 
 
 def checked_mesh(mesh: Mesh | Literal["all"] | None) -> Mesh | None:
@@ -84,7 +85,16 @@ def place_state(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Put the state of a fit on its devices, as `settle` keeps it."""
     if mesh is None:
         return tree
-    return jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, _home(leaf.shape, mesh))), tree)
+    return jax.tree.map(lambda leaf: put(leaf, NamedSharding(mesh, _home(leaf.shape, mesh))), tree)
+
+
+def put(leaf: Array, sharding: NamedSharding) -> Array:
+    """Put an array that all processes hold alike on devices that may belong to others too."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        words = put(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+    is_own = jax.process_count() > 1 and leaf.is_fully_addressable
+    return jax.device_put(np.asarray(leaf) if is_own else leaf, sharding)
 
 
 def place_rows(data: PyTree, mesh: Mesh | None) -> PyTree:
@@ -133,7 +143,7 @@ def _multiple(number: int, divisor: int) -> int:
 
 
 def _home(shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
-    is_wide = len(shape) == 2 and shape[0] * shape[1] >= WIDE and shape[0] % mesh.size == 0
+    is_wide = jax.process_count() == 1 and len(shape) == 2 and shape[0] * shape[1] >= WIDE and shape[0] % mesh.size == 0
     return PartitionSpec(mesh.axis_names) if is_wide else PartitionSpec()
 
 

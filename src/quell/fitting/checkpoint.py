@@ -13,6 +13,7 @@ import equinox as eqx
 from quell.checks import check_count, check_positive
 from quell.fitting.checkpoint_file import CheckpointError, read_contents
 from quell.fitting.reached import Reached, load_reached, save_reached
+from quell.processes import is_first, is_there
 
 _DEFAULT_MINUTES = 1.0
 
@@ -24,7 +25,8 @@ class Checkpoint(eqx.Module):
     whole: a process killed while it writes leaves the file before. It holds parameters, the optimiser's state, moments,
     the states of the approximations, the history, and a fingerprint of the problem: a checkpoint of other data, of
     another model, family, sampler or key, or of other variates is refused, with what differs. What hides in an
-    optimiser (its learning rate) cannot be compared: give the same.
+    optimiser (its learning rate) cannot be compared: give the same. The number of devices and processes may be another;
+    then the fit goes on to rounding. Of several processes the first reads and writes the file.
 
     To go on, call the same fit with `resume=True`. It may have more `steps` than before, if its optimiser does not
     depend on them as the default one of families that are not Gaussian does. What was chosen automatically is kept;
@@ -66,7 +68,7 @@ class Checkpoint(eqx.Module):
 
     def read_choice(self) -> dict[str, Any] | None:
         """What the fit that is to be resumed had chosen automatically; `None` where there is nothing to resume."""
-        if not (self.resume and self.path.exists()):
+        if not (self.resume and is_there(self.path)):
             return None
         return read_contents(self.path).header.get("choice")
 
@@ -104,7 +106,7 @@ class Keeper:
         if self.checkpoint is None:
             return fresh
         path = self.checkpoint.path
-        if path.exists():
+        if is_there(path):
             if not self.checkpoint.resume:
                 raise CheckpointError(
                     f"The checkpoint {path} is there already. A new path, or the wish to go on, was needed. "
@@ -112,7 +114,8 @@ class Keeper:
                 )
             self.saved = self.read(fresh)
             self.saved_at = time.monotonic()
-            _remove_unfinished(path)
+            if is_first():
+                _remove_unfinished(path)
             return self.saved
         try:
             self._write(fresh)
@@ -126,7 +129,7 @@ class Keeper:
     def read(self, fresh: Reached) -> Reached:
         """What the checkpoint holds."""
         assert self.checkpoint is not None
-        if not self.checkpoint.path.exists():
+        if not is_there(self.checkpoint.path):
             raise CheckpointError(
                 f"The checkpoint {self.checkpoint.path} was not found. A file that a fit wrote was needed. "
                 "Give the path that the fit was given."
@@ -152,9 +155,20 @@ class Keeper:
             text = f"The checkpoint {self.checkpoint.path} could not be written ({error.strerror})"
             warnings.warn(f"{text}. The fit goes on; the checkpoint before it is still there.", stacklevel=2)
 
+    def advice(self, step: int) -> str:
+        """How to go on after a process was lost."""
+        if self.checkpoint is None:
+            return f"{step} steps are lost; with `checkpoint=quell.Checkpoint('fit.quell')` they would not be."
+        path = self.checkpoint.path
+        return (
+            f"The checkpoint {path} was written by the first process: if that one is left, with all {step} steps. To go "
+            f"on with any number of processes, fit again with `quell.Checkpoint({str(path)!r}, resume=True)`."
+        )
+
     def _write(self, reached: Reached) -> None:
         assert self.checkpoint is not None
-        save_reached(self.checkpoint.path, reached, self.fingerprint, self.choice)
+        if is_first():
+            save_reached(self.checkpoint.path, reached, self.fingerprint, self.choice)
         self.saved, self.saved_at = reached, time.monotonic()
 
 

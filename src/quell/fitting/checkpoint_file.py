@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quell.atomic import write_atomically
+from quell.processes import read_shared
 
 FORMAT = 1
 """Raised whenever older files could be misread."""
@@ -60,7 +61,7 @@ def archive_bytes(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 def read_contents(path: Path) -> Contents:
     """Read a checkpoint, and refuse one of another format or one that is damaged."""
-    raw = path.read_bytes()
+    raw = read_shared(path)
     match = re.match(rb"quell checkpoint (\d+)\n", raw)
     if match is None:
         raise CheckpointError(

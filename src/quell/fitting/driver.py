@@ -23,6 +23,7 @@ from quell.fitting.result import FitResult
 from quell.gradient import Gradient
 from quell.history import History
 from quell.natural import natural_sq_norm
+from quell.processes import agree, are_several, is_first, lost
 from quell.status import Status
 
 LEAST_GAIN = 1e-3
@@ -48,7 +49,7 @@ def run_plan(plan: FitPlan) -> list[FitResult]:
 
 
 def _run_plan(plan: FitPlan) -> list[FitResult]:
-    show = wants_bar(plan.options.progress)
+    show = wants_bar(plan.options.progress) and is_first()
     keeper = Keeper(plan.options.checkpoint, plan.fingerprint)
     keeper.choice = None if plan.choice is None else plan.choice.spec()
     run = Run(plan, keeper.begin(plan.fresh()))
@@ -58,6 +59,10 @@ def _run_plan(plan: FitPlan) -> list[FitResult]:
             run.go(keeper, report)
     except KeyboardInterrupt:
         pass
+    except jax.errors.JaxRuntimeError as error:
+        if not are_several():
+            raise
+        raise lost(error, keeper.advice(int(run.step.max()))) from error
     finally:
         keeper.save(run.reached)
     return run.results()
@@ -116,6 +121,7 @@ class Run:
         if int(self.step.max()) == SETTLED:  # a fit that was interrupted there may not have looked yet
             self._choose_again(keeper)
         while self.going.any():
+            length = agree(length)
             start, before = time.perf_counter(), self.step
             going = self.going
             ends = np.where(going, [self._end_of_chunk(int(step), length) for step in before], before)
@@ -182,6 +188,8 @@ class Run:
     def _is_worth_trials(self, step: int) -> bool:
         """Whether what is left takes so much longer than trial runs that these do not matter."""
         assert self.plan.tuner is not None
+        if are_several():
+            return False  # each has a clock of its own
         trial = (self.plan.tuner.num_trials + 1) * self.longest_chunk
         return (self.plan.options.steps - step) * self.step_seconds >= WORTHWHILE * trial
 
@@ -253,8 +261,9 @@ class Run:
                 recent=self.reached.pieces[number][-1],
                 seconds=self.seconds,
             )
-            answer = callback(told)
-            if isinstance(answer, bool | np.bool_) and answer and number not in self.ended:
+            answer = callback(told) if is_first() else False
+            stops = agree(isinstance(answer, bool | np.bool_) and bool(answer))
+            if stops and number not in self.ended:
                 self.ended[number] = Status.STOPPED
 
     def _member(self, tree: PyTree, number: int) -> PyTree:

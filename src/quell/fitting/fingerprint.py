@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Key, PyTree, UInt32
 
 from quell.data import DiskRows
 from quell.data.access import like_rows
@@ -37,7 +37,7 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
     latent, batch = jax.eval_shape(lambda: jnp.zeros(model.dim)), like_rows(model.data, 3)
     return {
         "model": {"class": _class_name(model), "dim": model.dim, "num_data": model.num_data},
-        "data": model.data.digest if isinstance(model.data, DiskRows) else named(model.data, array_digest),
+        "data": model.data.digest if isinstance(model.data, DiskRows) else named(model.data, rows_digest),
         "log-likelihood": _program(model.log_likelihood, latent, batch),
         "log-prior": _program(model.prior.log_prob, latent),
         "family": describe(gradient.problem.family),
@@ -91,6 +91,35 @@ def array_digest(leaf: Any) -> str:
     """Dtype, shape and a digest of the values."""
     array = np.ascontiguousarray(plain_array(leaf))
     return f"{_shape(leaf)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def rows_digest(leaf: Any) -> str:
+    """The same in whole numbers that each device can add up for its own rows: one digest however they are spread."""
+    return f"{_shape(leaf)} {''.join(f'{int(word):08x}' for word in _sums_of_bits(leaf))}"
+
+
+@jax.jit
+def _sums_of_bits(leaf: Array) -> UInt32[Array, "word"]:
+    """Two sums over all words, each scrambled together with its place."""
+    size = leaf.dtype.itemsize
+    if leaf.dtype == bool:
+        words = leaf.astype(jnp.uint32)
+    elif size >= 4:
+        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+    else:
+        words = jax.lax.bitcast_convert_type(leaf, {1: jnp.uint8, 2: jnp.uint16}[size]).astype(jnp.uint32)
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis in range(words.ndim):
+        here = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+        place = _scrambled(place * jnp.uint32(31) + here)
+    first = _scrambled(words ^ place)
+    return jnp.stack([jnp.sum(first, dtype=jnp.uint32), jnp.sum(_scrambled(first + place), dtype=jnp.uint32)])
+
+
+def _scrambled(words: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
+    words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
+    return words ^ (words >> 16)
 
 
 def _shape(leaf: Any) -> str:

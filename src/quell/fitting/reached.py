@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from quell.devices import put
 from quell.fitting.checkpoint_file import CheckpointError, damaged, read_contents, write_contents
 from quell.fitting.fingerprint import PROGRAMS, differences, named, plain_array
 from quell.fitting.loop import LoopState
@@ -108,4 +110,5 @@ def _check_same(path: Path, header: dict[str, Any], fingerprint: dict[str, Any])
 def _as_leaf(array: np.ndarray, like: Array) -> Array:
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
-    return jnp.asarray(array if array.dtype == like.dtype else array.view(like.dtype))
+    found = jnp.asarray(array if array.dtype == like.dtype else array.view(like.dtype))
+    return put(found, like.sharding) if isinstance(like.sharding, NamedSharding) else found
