@@ -2,6 +2,7 @@
 """The host's part of a fit: it acts between chunks only."""
 
 import dataclasses
+import functools
 import time
 
 import equinox as eqx
@@ -221,6 +222,8 @@ class Run:
         """Take steps, and add what they told to the history."""
         plan, before = self.plan, self.step
         run = loop.run_chunks if plan.is_many else loop.run_chunk
+        if plan.mesh is not None:
+            run = functools.partial(loop.run_spread, plan.mesh)
         ends = jnp.asarray(until if plan.is_many else until[0], jnp.int32)
         start = self.reached.state if before.any() else plan.begin(plan.key, self.reached.state)
         state, infos = run(plan.algorithm, plan.policy, plan.key, start, ends)

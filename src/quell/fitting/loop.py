@@ -6,6 +6,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
@@ -15,6 +16,10 @@ from quell.gradient import GradientInfo
 
 BUFFER = 1024
 """Most steps of a chunk: the length of the history that a chunk returns."""
+
+
+FIT_AXIS = "fit"
+"""Name of the axis of devices that fits are spread over."""
 
 
 class LoopState(eqx.Module):
@@ -147,6 +152,43 @@ def run_chunks(
         lambda now: is_going(policy, now, until),
         states,
     )
+
+
+def run_spread(
+    mesh: Mesh,
+    algorithm: Algorithm,
+    policy: StepPolicy,
+    keys: Key[Array, "fit"],
+    states: LoopState,
+    until: Int[Array, "fit"],
+) -> tuple[LoopState, StepInfo]:
+    """`run_chunks` with the fits spread over the devices of a mesh, a multiple of their number.
+
+    Devices do not talk to each other, and one whose fits have ended does not wait within the chunk.
+    """
+    keys, states, until = jax.device_put((keys, states, until), NamedSharding(mesh, PartitionSpec(FIT_AXIS)))
+    return _run_spread(mesh, algorithm, policy, keys, states, until)
+
+
+@quick_jit
+def _run_spread(
+    mesh: Mesh,
+    algorithm: Algorithm,
+    policy: StepPolicy,
+    keys: Key[Array, "fit"],
+    states: LoopState,
+    until: Int[Array, "fit"],
+) -> tuple[LoopState, StepInfo]:
+    arrays, rest = eqx.partition(algorithm, eqx.is_array)
+    everywhere, by_fit = PartitionSpec(), PartitionSpec(FIT_AXIS)
+    run = jax.shard_map(
+        lambda arrays, *of_fits: run_chunks.__wrapped__(eqx.combine(arrays, rest), *of_fits),
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, by_fit, by_fit, by_fit),
+        out_specs=(by_fit, PartitionSpec(None, FIT_AXIS)),
+        check_vma=False,
+    )
+    return run(arrays, policy, keys, states, until)
 
 
 def is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:

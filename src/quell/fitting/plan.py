@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from quell.checks import check_count, check_finite, check_key
@@ -139,6 +140,7 @@ class FitPlan(eqx.Module):
         choice: what was chosen automatically; `None` where the variates were given.
         tuner: that chose, to choose again.
         rough: how an exact fit of many rows begins.
+        mesh: of devices that several fits are spread over; `None` for one device.
     """
 
     algorithm: Algorithm
@@ -149,6 +151,7 @@ class FitPlan(eqx.Module):
     choice: Choice | None = None
     tuner: Tuner | None = None
     rough: RoughStart | None = None
+    mesh: Mesh | None = None
 
     def begin(self, key: Key[Array, "*fit"], state: LoopState) -> LoopState:
         """The state from which the first step goes: near the optimum of few rows, where there are many."""

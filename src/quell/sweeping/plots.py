@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of a sweep; the only file of `quell.sweeping` that draws."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quell.checks import check_name
+from quell.diagnostics.looks import GROUNDS, PALETTE, check_matplotlib, on_ground
+from quell.sweeping.row import SweepRow
+
+_WIDTH, _HEIGHT = 5.4, 3.8
+_MARKERS = "osD^vPX"
+_FAR_BELOW = -1e30
+"""Where the band of a row ends in which a fit diverged."""
+
+
+def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
+    """Draw the final ELBO against the learning rate, a line and a band a subset."""
+    check_name("ground", ground, GROUNDS)
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    with on_ground(ground):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        axes = figure.subplots()
+        names = list(dict.fromkeys(row.subset for row in rows))
+        for number, name in enumerate(names):
+            _draw_subset(axes, number, name, [row for row in rows if row.subset == name])
+        axes.set(xscale="log", xlabel="learning rate", ylabel="final ELBO in nats")
+        axes.set_ylim(*_limits(rows))
+        axes.tick_params(which="both", colors=GROUNDS[ground][1])
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        legend = figure.legend(loc="outside lower center", ncols=min(len(names), 4), fontsize="small")
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return figure
+
+
+def _draw_subset(axes: Any, number: int, name: str, rows: Sequence[SweepRow]) -> None:
+    """The median over the seeds, and where they lie; a rate at which most diverged has no point."""
+    rows = sorted(rows, key=lambda row: row.learning_rate)
+    rates = [row.learning_rate for row in rows]
+    middle, low, high = (_finite([getattr(row, which) for row in rows]) for which in ("median", "lowest", "highest"))
+    color, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
+    bottom = np.where(np.isnan(low) & np.isfinite(middle), _FAR_BELOW, low)
+    axes.fill_between(rates, bottom, high, where=np.isfinite(middle), color=color, alpha=0.2, linewidth=0)
+    label = f" {name}" if name.startswith("_") else name  # which would hide it from the legend
+    axes.plot(rates, middle, color=color, marker=marker, markersize=5, linewidth=1.8, label=label)
+
+
+def _limits(rows: Sequence[SweepRow]) -> tuple[float | None, float | None]:
+    """Room for the upper half of the medians and half as much again below it; the lowest may be far down."""
+    medians = _finite([row.median for row in rows])
+    tops = _finite([row.highest for row, median in zip(rows, medians, strict=True) if np.isfinite(median)])
+    if not tops.size:
+        return None, None
+    top, middle = tops.max(), np.nanmedian(medians)
+    room = max(top - middle, 1e-6 * abs(top), 1e-12)
+    return max(middle - 0.5 * room, np.nanmin(medians) - 0.1 * room), top + 0.1 * room
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
+    """What is not finite is not drawn."""
+    given = np.asarray(values, float)
+    return np.where(np.isfinite(given), given, np.nan)
