@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `quell fit` was asked for: enough to do it again."""
 
+import contextlib
 import dataclasses
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +23,11 @@ from quell.variates import VARIATES, ControlVariate
 FAMILIES = ("meanfield", "fullrank", "lowrank")
 _MOST_RANK = 5
 _BY_PROBLEM = ("auto", "default")
+
+
+def falling_adam(rate: Any, steps: int) -> optax.GradientTransformation:
+    """Adam with a rate that falls to zero on a cosine."""
+    return optax.adam(optax.cosine_decay_schedule(rate, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,20 +90,33 @@ class FitSettings:
 
     def plan(self, *, checkpoint: quell.Checkpoint) -> FitPlan:
         """Read model and data, and plan the fit."""
-        model = load_model(self.model, None if self.data is None else read_data(Path(self.data)))
-        family, rate = self._family(model.dim), self.learning_rate
-        sampler = default_sampler(model, natural=rate is None)
-        if self.batch_size is not None:
-            sampler = dataclasses.replace(sampler, batch_size=self.batch_size)
-        try:
+        problem, rate = self.problem(), self.learning_rate
+        model, family, sampler = problem.model, problem.family, self.sampler(problem)
+        with self.explained():
             options = FitOptions(
-                variates=self.chosen_variates(quell.Problem(model, family), sampler),
-                optimizer=None if rate is None else optax.adam(optax.cosine_decay_schedule(rate, self.steps)),
+                variates=self.chosen_variates(problem, sampler),
+                optimizer=None if rate is None else falling_adam(rate, self.steps),
                 steps=self.steps,
                 sampler=None if self.batch_size is None else sampler,
                 checkpoint=checkpoint,
             )
             return options.plan(model, family, jax.random.key(self.seed))
+
+    def problem(self) -> quell.Problem:
+        """Read model and data."""
+        model = load_model(self.model, None if self.data is None else read_data(Path(self.data)))
+        return quell.Problem(model, self._family(model.dim))
+
+    def sampler(self, problem: quell.Problem) -> quell.Sampler:
+        """The default one for the optimiser, with the minibatches asked for."""
+        sampler = default_sampler(problem.model, natural=self.learning_rate is None)
+        return sampler if self.batch_size is None else dataclasses.replace(sampler, batch_size=self.batch_size)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say which model it was that could not be fitted."""
+        try:
+            yield
         except ValueError:
             raise
         except Exception as error:  # whatever the user's functions raise

@@ -49,7 +49,7 @@ class SweepFolder:
             subset: its name.
             variates: in words; a finished subset with the same name and other variates is refused.
         """
-        path = self._path(subset, "piece")
+        path = self._piece(subset)
         if not path.exists():
             return None
         try:
@@ -65,8 +65,8 @@ class SweepFolder:
         """Write the numbers of a finished subset; a reader sees all of them or nothing."""
         arrays = {name: np.asarray(getattr(piece, name)) for name in ("elbos", "errors", "diverged")}
         header = {"subset": subset, "variates": variates, "seconds": piece.seconds}
-        write_contents(self._path(subset, "piece"), header, arrays)
-        for left in self.path.glob(f"{self._path(subset, '').stem}-*.part"):
+        write_contents(self._piece(subset), header, arrays)
+        for left in self.path.glob(f"{_file_name(subset)}-*.part"):
             left.unlink()
 
     def checkpoint(self, subset: str, num_fits: int) -> Checkpoint:
@@ -76,7 +76,7 @@ class SweepFolder:
             subset: its name.
             num_fits: with those that fill up devices; a machine with other devices starts the subset anew.
         """
-        path = self._path(subset, "part", f"-{num_fits}")
+        path = self.path / f"{_file_name(subset)}-{num_fits}.part"
         if path.exists():
             try:
                 read_contents(path)
@@ -108,7 +108,11 @@ class SweepFolder:
             "The same were needed to go on. Give them as they were, or another folder."
         )
 
-    def _path(self, subset: str, kind: str, extra: str = "") -> Path:
-        """A name that any disk takes, and that no other subset has."""
-        slug = re.sub(r"[^A-Za-z0-9+]+", "-", subset)[:40].strip("-")
-        return self.path / f"{slug}-{hashlib.sha256(subset.encode()).hexdigest()[:8]}{extra}.{kind}"
+    def _piece(self, subset: str) -> Path:
+        return self.path / f"{_file_name(subset)}.piece"
+
+
+def _file_name(subset: str) -> str:
+    """A name that any disk takes, and that no other subset has."""
+    slug = re.sub(r"[^A-Za-z0-9+]+", "-", subset)[:40].strip("-")
+    return f"{slug}-{hashlib.sha256(subset.encode()).hexdigest()[:8]}"

@@ -4,10 +4,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Key
 
+from quell.diagnostics.elbo import estimate_elbo
 from quell.fitting import FitResult
+from quell.problem import Problem
 from quell.status import Status
 from quell.sweeping.row import SweepRow
 
@@ -33,14 +37,15 @@ class Piece(NamedTuple):
     seconds: float
 
     @classmethod
-    def of(cls, results: Sequence[FitResult], key: Key[Array, ""], *, num_rates: int) -> "Piece":
+    def of(cls, results: Sequence[FitResult], problem: Problem, key: Key[Array, ""], *, num_rates: int) -> "Piece":
         """From the fits, all seeds of the first rate first; all see the same samples, so that their ELBOs compare."""
-        model = results[0].problem.model
-        num = int(np.clip(LARGEST_ESTIMATE // model.num_data, _LEAST_SAMPLES, _MOST_SAMPLES))
+        num = int(np.clip(LARGEST_ESTIMATE // problem.model.num_data, _LEAST_SAMPLES, _MOST_SAMPLES))
         diverged = np.array([result.status is Status.DIVERGED for result in results])
         found = np.full((len(results), 2), (-np.inf, 0.0))
         for number in np.flatnonzero(~diverged):
-            estimate = results[number].elbo(key, num)
+            # From wherever they are, so that one program does for all.
+            params = jax.tree.map(jnp.asarray, jax.device_get(results[number].params))
+            estimate = estimate_elbo(key, problem, params, num=num)
             if np.isfinite(estimate.value):
                 found[number] = estimate.value, estimate.standard_error
         shape = (num_rates, -1)

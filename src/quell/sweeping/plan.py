@@ -14,7 +14,6 @@ from jaxtyping import Array, Key
 
 from quell.checks import check_count, check_key, check_positive
 from quell.families import AbstractFamily
-from quell.fitting import FitResult
 from quell.fitting.driver import run_plan
 from quell.fitting.fingerprint import array_digest, describe
 from quell.fitting.plan import FitOptions, FitPlan, default_sampler
@@ -29,6 +28,7 @@ from quell.sweeping.result import SweepResult
 from quell.sweeping.spread import devices_for, filled_up, own_share, spread, wait_for_all
 from quell.sweeping.subsets import named_subsets
 from quell.variates import ControlVariate
+from quell.version import VERSION
 
 ELBO_NUMBER = 2**32 - 2
 """Folded into the key for the samples of the final ELBO; no fit has this number."""
@@ -87,7 +87,10 @@ class SweepPlan:
         common = FitOptions(variates=(), optimizer=rated(optimizer), **options)
         sampler = common.sampler or default_sampler(model, natural=is_natural(rated(optimizer)))
         found = named_subsets(subsets, Problem(model, family), sampler)
-        return cls(model, family, rates, found, num_seeds, key, optimizer, common)
+        plan = cls(model, family, rates, found, num_seeds, key, optimizer, common)
+        for name in found:
+            plan.single_plan(name)  # refuses what cannot be fitted before anything is
+        return plan
 
     @property
     def num_fits(self) -> int:
@@ -122,8 +125,7 @@ class SweepPlan:
                 f"`out` was left out in a sweep of {jax.process_count()} processes. A folder that all of them see was "
                 "needed. Write for example `out='sweep'`."
             )
-        single = [self.single_plan(name) for name in self.subsets]  # what cannot be fitted is refused at once
-        folder = None if out is None else SweepFolder(out, self.settings(single[0]))
+        folder = None if out is None else SweepFolder(out, self.settings())
         found = {} if folder is None else {name: folder.find(name, self._words(name)) for name in self.subsets}
         pieces: dict[str, Piece] = {}
         for name in own_share(list(self.subsets)):
@@ -137,19 +139,17 @@ class SweepPlan:
             result.to_csv(out / "sweep.csv")
         return result
 
-    def settings(self, plan: FitPlan) -> dict[str, Any]:
-        """What all subsets have in common, in words that can be compared.
-
-        Args:
-            plan: of any subset.
-        """
-        shared = {name: words for name, words in plan.fingerprint().items() if name not in _OF_ONE_SUBSET}
+    def settings(self) -> dict[str, Any]:
+        """What all subsets have in common, in words that can be compared."""
+        words = self.single_plan(next(iter(self.subsets))).fingerprint()
+        shared = {name: value for name, value in words.items() if name not in _OF_ONE_SUBSET}
         own = {
             "learning rates": list(self.rates),
             "seeds": self.num_seeds,
             "steps": self.options.steps,
             "optimizer": optimizer_digest(self.optimizer, self.family.init()),
             "key": f"{jax.random.key_impl(self.key)} {array_digest(self.key)}",
+            "quell": VERSION,
             "jax": jax.__version__,
         }
         return own | shared
@@ -159,8 +159,8 @@ class SweepPlan:
         results = run_plan(self.fit_plan(subset, folder))[: self.num_fits]
         if any(result.status is Status.INTERRUPTED for result in results):
             raise KeyboardInterrupt
-        here = [_on_default_device(result) for result in results]
-        piece = Piece.of(here, jax.random.fold_in(self.key, ELBO_NUMBER), num_rates=len(self.rates))
+        key = jax.random.fold_in(self.key, ELBO_NUMBER)
+        piece = Piece.of(results, Problem(self.model, self.family), key, num_rates=len(self.rates))
         if folder is not None:
             folder.keep(subset, self._words(subset), piece)
         return piece
@@ -169,7 +169,7 @@ class SweepPlan:
         assert folder is not None, "several processes have one"
         found = folder.find(subset, self._words(subset))
         if found is None:
-            raise FileNotFoundError(
+            raise ValueError(
                 f"{folder.path} lacks {subset!r}, which another process has fitted. A folder that all processes see "
                 "was needed. Give one on a shared disk, and start the same sweep again: it goes on."
             )
@@ -200,8 +200,3 @@ def checked_rates(given: Any) -> tuple[float, ...]:
             "Leave one of them out, and write `num_seeds=` for more fits at each."
         )
     return tuple(float(rate) for rate in listed)
-
-
-def _on_default_device(result: FitResult) -> FitResult:
-    """Away from the other devices, so that what comes after is compiled once."""
-    return eqx.tree_at(lambda r: r.params, result, jax.tree.map(jnp.asarray, jax.device_get(result.params)))
