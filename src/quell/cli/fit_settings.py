@@ -3,8 +3,9 @@
 
 import contextlib
 import dataclasses
+import functools
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,9 +26,10 @@ _MOST_RANK = 5
 _BY_PROBLEM = ("auto", "default")
 
 
-def falling_adam(rate: Any, steps: int) -> optax.GradientTransformation:
-    """Adam with a rate that falls to zero on a cosine."""
-    return optax.adam(optax.cosine_decay_schedule(rate, steps))
+@functools.cache
+def falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
+    """Adam as a function of the rate that it starts from, to fall to zero on a cosine."""
+    return lambda rate: optax.adam(optax.cosine_decay_schedule(rate, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +97,7 @@ class FitSettings:
         with self.explained():
             options = FitOptions(
                 variates=self.chosen_variates(problem, sampler),
-                optimizer=None if rate is None else falling_adam(rate, self.steps),
+                optimizer=None if rate is None else falling_adam(self.steps)(rate),
                 steps=self.steps,
                 sampler=None if self.batch_size is None else sampler,
                 checkpoint=checkpoint,
@@ -105,7 +107,8 @@ class FitSettings:
     def problem(self) -> quell.Problem:
         """Read model and data."""
         model = load_model(self.model, None if self.data is None else read_data(Path(self.data)))
-        return quell.Problem(model, self._family(model.dim))
+        with self.explained():
+            return quell.Problem(model, self._family(model.dim))
 
     def sampler(self, problem: quell.Problem) -> quell.Sampler:
         """The default one for the optimiser, with the minibatches asked for."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell sweep`: many fits of a model from a file, and a table of them."""
 
-import functools
 import math
 import shlex
 from pathlib import Path
@@ -85,7 +84,7 @@ def _plan(settings: FitSettings, rates: tuple[float, ...], subsets: list[str], s
             subsets=subsets,
             num_seeds=seeds,
             key=jax.random.key(settings.seed),
-            optimizer=functools.partial(falling_adam, steps=settings.steps),
+            optimizer=falling_adam(settings.steps),
             steps=settings.steps,
             sampler=settings.sampler(problem),
         )

@@ -53,14 +53,16 @@ def _draw_subset(axes: Any, number: int, name: str, rows: Sequence[SweepRow]) ->
 
 
 def _limits(rows: Sequence[SweepRow]) -> tuple[float | None, float | None]:
-    """Room for the upper half of the medians and half as much again below it; the lowest may be far down."""
+    """Four times the room that the upper half of the medians takes; the others may be far down."""
     medians = _finite([row.median for row in rows])
     tops = _finite([row.highest for row, median in zip(rows, medians, strict=True) if np.isfinite(median)])
     if not tops.size:
         return None, None
     top, middle = tops.max(), np.nanmedian(medians)
     room = max(top - middle, 1e-6 * abs(top), 1e-12)
-    return max(middle - 0.5 * room, np.nanmin(medians) - 0.1 * room), top + 0.1 * room
+    return max(
+        top - 4.0 * room, np.nanmin(_finite([row.lowest for row in rows] + [top])) - 0.1 * room
+    ), top + 0.1 * room
 
 
 def _finite(values: Sequence[float]) -> np.ndarray:
