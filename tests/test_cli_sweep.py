@@ -107,7 +107,7 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
         ({"family": "gauss"}, "The family 'gauss' is not known"),
         ({"data": "missing.csv"}, "missing.csv"),
         ({"model": "nobody"}, "has no model named 'nobody'"),
-        ({"model": "broken"}, "broken"),
+        ({"model": "broken"}, "A model that can be evaluated was needed"),
         ({"batch-size": 9}, "batch_size"),
     ],
 )

@@ -142,16 +142,7 @@ def run_chunks(
 
     Everything has a leading axis, one entry a fit; in the history it is the second.
     """
-
-    def step_or_stay(key: Key[Array, ""], now: LoopState, going: Bool[Array, ""]) -> tuple[LoopState, StepInfo]:
-        after, info = take_step(algorithm, policy, key, now)
-        return jax.tree.map(lambda new, old: jnp.where(going, new, old), after, now), info
-
-    return _repeat(
-        lambda now: jax.vmap(step_or_stay)(keys, now, is_going(policy, now, until)),
-        lambda now: is_going(policy, now, until),
-        states,
-    )
+    return _side_by_side(algorithm, policy, keys, states, until)
 
 
 def run_spread(
@@ -182,13 +173,27 @@ def _run_spread(
     arrays, rest = eqx.partition(algorithm, eqx.is_array)
     everywhere, by_fit = PartitionSpec(), PartitionSpec(FIT_AXIS)
     run = jax.shard_map(
-        lambda arrays, *of_fits: run_chunks.__wrapped__(eqx.combine(arrays, rest), *of_fits),
+        lambda arrays, *of_fits: _side_by_side(eqx.combine(arrays, rest), *of_fits),
         mesh=mesh,
         in_specs=(everywhere, everywhere, by_fit, by_fit, by_fit),
         out_specs=(by_fit, PartitionSpec(None, FIT_AXIS)),
         check_vma=False,
     )
     return run(arrays, policy, keys, states, until)
+
+
+def _side_by_side(
+    algorithm: Algorithm, policy: StepPolicy, keys: Key[Array, "fit"], states: LoopState, until: Int[Array, "fit"]
+) -> tuple[LoopState, StepInfo]:
+    def step_or_stay(key: Key[Array, ""], now: LoopState, going: Bool[Array, ""]) -> tuple[LoopState, StepInfo]:
+        after, info = take_step(algorithm, policy, key, now)
+        return jax.tree.map(lambda new, old: jnp.where(going, new, old), after, now), info
+
+    return _repeat(
+        lambda now: jax.vmap(step_or_stay)(keys, now, is_going(policy, now, until)),
+        lambda now: is_going(policy, now, until),
+        states,
+    )
 
 
 def is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:

@@ -42,7 +42,7 @@ class Piece(NamedTuple):
         num = int(np.clip(LARGEST_ESTIMATE // problem.model.num_data, _LEAST_SAMPLES, _MOST_SAMPLES))
         diverged = np.array([result.status is Status.DIVERGED for result in results])
         found = np.full((len(results), 2), (-np.inf, 0.0))
-        for number in np.flatnonzero(~diverged):
+        for number in np.flatnonzero(~diverged).tolist():
             # From wherever they are, so that one program does for all.
             params = jax.tree.map(jnp.asarray, jax.device_get(results[number].params))
             estimate = estimate_elbo(key, problem, params, num=num)

@@ -25,7 +25,7 @@ from quell.sweeping.folder import SweepFolder
 from quell.sweeping.piece import Piece
 from quell.sweeping.rates import Optimizer, optimizer_digest, rated, start_at_each
 from quell.sweeping.result import SweepResult
-from quell.sweeping.spread import devices_for, filled_up, own_share, spread, wait_for_all
+from quell.sweeping.spread import filled_up, local_mesh, own_share, spread, wait_for_all
 from quell.sweeping.subsets import named_subsets
 from quell.variates import ControlVariate
 from quell.version import VERSION
@@ -111,7 +111,7 @@ class SweepPlan:
         plan = options.plan(self.model, self.family, keys)
         started = start_at_each(self.optimizer, rates, self.family.init())
         plan = eqx.tree_at(lambda p: p.start.algorithm.optimizer, plan, started)
-        return spread(plan, devices_for(self.num_fits))
+        return spread(plan, local_mesh(self.num_fits))
 
     def run(self, out: Path | None = None, tell: Tell = _tell_nobody) -> SweepResult:
         """Fit what is not in the folder yet, and make the table.

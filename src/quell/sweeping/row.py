@@ -5,7 +5,17 @@ import dataclasses
 import math
 from typing import Any
 
-COLUMNS = ("subset", "learning_rate", "num_seeds", "num_diverged", "median", "lowest", "highest", "error", "seconds")
+COLUMNS: tuple[str, ...] = (
+    "subset",
+    "learning_rate",
+    "num_seeds",
+    "num_diverged",
+    "median",
+    "lowest",
+    "highest",
+    "error",
+    "seconds",
+)
 """Of the table, and the entries of a row in the files."""
 
 

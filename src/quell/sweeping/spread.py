@@ -13,22 +13,21 @@ from quell.fitting.loop import FIT_AXIS
 from quell.fitting.plan import FitPlan
 
 
-def devices_for(num_fits: int) -> list[jax.Device]:
-    """The local devices, no more than fits."""
-    return jax.local_devices()[:num_fits]
+def local_mesh(num_fits: int) -> Mesh:
+    """The devices of this process, no more than fits."""
+    return Mesh(np.array(jax.local_devices()[:num_fits]), (FIT_AXIS,))
 
 
 def filled_up(num_fits: int) -> int:
     """As many fits as give every device the same number; those beyond `num_fits` are run and left out."""
-    num_devices = len(devices_for(num_fits))
+    num_devices = local_mesh(num_fits).size
     return -(-num_fits // num_devices) * num_devices
 
 
-def spread(plan: FitPlan, devices: Sequence[jax.Device]) -> FitPlan:
+def spread(plan: FitPlan, mesh: Mesh) -> FitPlan:
     """The same plan with its fits over several devices; each holds all the data."""
-    if len(devices) == 1:
+    if mesh.size == 1:
         return plan
-    mesh = Mesh(np.array(devices), (FIT_AXIS,))
     arrays, rest = eqx.partition(plan.algorithm, eqx.is_array)
     everywhere = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
     return dataclasses.replace(plan, algorithm=eqx.combine(everywhere, rest), mesh=mesh)
