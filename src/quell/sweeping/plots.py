@@ -12,8 +12,6 @@ from quell.sweeping.row import SweepRow
 
 _WIDTH, _HEIGHT = 5.4, 3.8
 _MARKERS = "osD^vPX"
-_FAR_BELOW = -1e30
-"""Where the band of a row ends in which a fit diverged."""
 
 
 def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
@@ -26,10 +24,11 @@ def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
         names = list(dict.fromkeys(row.subset for row in rows))
+        bottom, top = _limits(rows)
         for number, name in enumerate(names):
-            _draw_subset(axes, number, name, [row for row in rows if row.subset == name])
+            _draw_subset(axes, number, [row for row in rows if row.subset == name], floor=2 * bottom - top)
         axes.set(xscale="log", xlabel="learning rate", ylabel="final ELBO in nats")
-        axes.set_ylim(*_limits(rows))
+        axes.set_ylim(bottom, top)
         axes.tick_params(which="both", colors=GROUNDS[ground][1])
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
@@ -40,29 +39,34 @@ def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
     return figure
 
 
-def _draw_subset(axes: Any, number: int, name: str, rows: Sequence[SweepRow]) -> None:
-    """The median over the seeds, and where they lie; a rate at which most diverged has no point."""
+def _draw_subset(axes: Any, number: int, rows: Sequence[SweepRow], *, floor: float) -> None:
+    """The median over the seeds, and where they lie; a rate at which most diverged has no point.
+
+    Args:
+        axes: to draw on.
+        number: of the subset.
+        rows: of the subset.
+        floor: out of sight; a band ends there where a seed diverged.
+    """
     rows = sorted(rows, key=lambda row: row.learning_rate)
-    rates = [row.learning_rate for row in rows]
-    middle, low, high = (_finite([getattr(row, which) for row in rows]) for which in ("median", "lowest", "highest"))
+    rates, name = [row.learning_rate for row in rows], rows[0].subset
+    middle = _finite([row.median for row in rows])
+    low, high = (np.maximum([getattr(row, which) for row in rows], floor) for which in ("lowest", "highest"))
     color, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
-    bottom = np.where(np.isnan(low) & np.isfinite(middle), _FAR_BELOW, low)
-    axes.fill_between(rates, bottom, high, where=np.isfinite(middle), color=color, alpha=0.2, linewidth=0)
+    axes.fill_between(rates, low, high, where=np.isfinite(middle), color=color, alpha=0.2, linewidth=0)
     label = f" {name}" if name.startswith("_") else name  # which would hide it from the legend
     axes.plot(rates, middle, color=color, marker=marker, markersize=5, linewidth=1.8, label=label)
 
 
-def _limits(rows: Sequence[SweepRow]) -> tuple[float | None, float | None]:
-    """Four times the room that the upper half of the medians takes; the others may be far down."""
-    medians = _finite([row.median for row in rows])
-    tops = _finite([row.highest for row, median in zip(rows, medians, strict=True) if np.isfinite(median)])
-    if not tops.size:
-        return None, None
-    top, middle = tops.max(), np.nanmedian(medians)
-    room = max(top - middle, 1e-6 * abs(top), 1e-12)
-    return max(
-        top - 4.0 * room, np.nanmin(_finite([row.lowest for row in rows] + [top])) - 0.1 * room
-    ), top + 0.1 * room
+def _limits(rows: Sequence[SweepRow]) -> tuple[float, float]:
+    """All, or four times the room that the upper half of the medians takes where others are far down."""
+    drawn = [row for row in rows if np.isfinite(row.median)]
+    if not drawn:
+        return 0.0, 1.0
+    top = max(row.highest for row in drawn)
+    room = max(top - float(np.median([row.median for row in drawn])), 1e-6 * abs(top), 1e-12)
+    lowest = min(row.lowest for row in drawn)
+    return max(top - 4.0 * room, lowest - 0.1 * room), top + 0.1 * room
 
 
 def _finite(values: Sequence[float]) -> np.ndarray:
