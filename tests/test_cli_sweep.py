@@ -62,7 +62,7 @@ def test_a_sweep_leaves_table_picture_and_pieces_and_a_second_run_goes_on(files)
     result = _sweep(files)
     assert result.exit_code == 0, result.output
     names = {path.name for path in files.out.iterdir()}
-    assert {"settings.json", "sweep.json", "sweep.csv", "sweep.png"} < names
+    assert {"sweep-settings.json", "sweep.json", "sweep.csv", "sweep.png"} < names
     assert len(names) == 5
     assert (files.out / "sweep.png").read_bytes().startswith(b"\x89PNG")
     rows = json.loads((files.out / "sweep.json").read_text())["rows"]
@@ -96,7 +96,7 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rates": ""}, "At least one was needed"),
+        ({"rates": ""}, "A list of at least one was needed"),
         ({"rates": "0.1,-1"}, "`learning_rates` was given as -1.0"),
         ({"rates": "0.1;0.2"}, "`--rates` was given as '0.1;0.2'"),
         ({"subsets": ""}, "A list of at least one subset"),

@@ -263,6 +263,13 @@ def test_other_variates_under_the_same_name_are_refused(key, tmp_path):
         _sweep(key, subsets=((renamed,),), out=tmp_path)
 
 
+def test_a_sweep_beside_a_fit_leaves_its_files_alone(key, tmp_path):
+    (tmp_path / "settings.json").write_text("of a fit")
+    (tmp_path / "checkpoint.quell").write_text("of a fit")
+    _sweep(key, out=tmp_path)
+    assert {(tmp_path / name).read_text() for name in ("settings.json", "checkpoint.quell")} == {"of a fit"}
+
+
 def test_settings_without_results_are_written_over(key, tmp_path, runs):
     _sweep(key, out=tmp_path)
     for path in tmp_path.glob("*.piece"):
@@ -294,16 +301,16 @@ def test_a_damaged_part_is_fitted_anew_with_a_warning(key, tmp_path):
 
 def test_damaged_settings_are_an_error(key, tmp_path):
     _sweep(key, out=tmp_path)
-    (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"settings.json is damaged"):
+    (tmp_path / "sweep-settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"sweep-settings.json is damaged"):
         _sweep(key, out=tmp_path)
 
 
 def test_another_version_of_jax_goes_on_with_what_is_there(key, tmp_path, runs):
     _sweep(key, out=tmp_path)
-    settings = json.loads((tmp_path / "settings.json").read_text())
+    settings = json.loads((tmp_path / "sweep-settings.json").read_text())
     settings |= {"jax": "0.0.1", "optimizer": "other", "log-likelihood": "other"}
-    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    (tmp_path / "sweep-settings.json").write_text(json.dumps(settings))
     _sweep(key, out=tmp_path)
     assert len(runs) == 1
 
@@ -366,7 +373,8 @@ def test_a_picture_of_nothing_but_divergence_is_empty():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"learning_rates": ()}, ValueError, r"`learning_rates` was given as \(\)\. At least one was needed"),
+        ({"learning_rates": ()}, ValueError, r"`learning_rates` was given as \(\)\. A list of at least one was needed"),
+        ({"learning_rates": 0.1}, ValueError, r"`learning_rates` was given as 0.1\. A list of at least one"),
         ({"learning_rates": (0.1, -0.1)}, ValueError, r"`learning_rates` was given as -0.1\. A positive"),
         ({"learning_rates": (0.1, math.inf)}, ValueError, r"`learning_rates` was given as inf\. A positive"),
         ({"learning_rates": (0.1, 0.1)}, ValueError, r"with one of them twice.*num_seeds="),

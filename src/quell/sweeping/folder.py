@@ -29,7 +29,7 @@ class SweepFolder:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Make the folder, or look whether what it holds belongs to this sweep."""
-        self.path, self.settings_file = path, path / "settings.json"
+        self.path, self.settings_file = path, path / "sweep-settings.json"
         try:
             path.mkdir(parents=True, exist_ok=True)
             if self._holds_results():

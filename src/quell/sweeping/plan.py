@@ -2,7 +2,7 @@
 """What a sweep will do, and the run of it."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +186,10 @@ class SweepPlan:
 
 def checked_rates(given: Any) -> tuple[float, ...]:
     """Refuse learning rates that are not different positive numbers."""
-    listed = tuple(np.ravel(np.asarray(given)).tolist())
+    listed = tuple(np.asarray(list(given)).ravel().tolist()) if isinstance(given, Iterable) else ()
     if not listed:
         raise ValueError(
-            f"`learning_rates` was given as {given!r}. At least one was needed. "
+            f"`learning_rates` was given as {given!r}. A list of at least one was needed. "
             "Write for example `learning_rates=(0.001, 0.01, 0.1)`."
         )
     for rate in listed:

@@ -46,11 +46,11 @@ def _draw_subset(axes: Any, number: int, rows: Sequence[SweepRow], *, floor: flo
         axes: to draw on.
         number: of the subset.
         rows: of the subset.
-        floor: out of sight; a band ends there where a seed diverged.
+        floor: out of sight; what is below it is drawn there.
     """
     rows = sorted(rows, key=lambda row: row.learning_rate)
     rates, name = [row.learning_rate for row in rows], rows[0].subset
-    middle = _finite([row.median for row in rows])
+    middle = np.maximum(_finite([row.median for row in rows]), floor)
     low, high = (np.maximum([getattr(row, which) for row in rows], floor) for which in ("lowest", "highest"))
     color, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
     axes.fill_between(rates, low, high, where=np.isfinite(middle), color=color, alpha=0.2, linewidth=0)
