@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from mkdocs.exceptions import PluginError
 
-RUN = ("gallery/", "numpyro.md", "troubleshooting.md")
+RUN = ("gallery/", "numpyro.md", "sweep.md", "troubleshooting.md")
 """Beginnings of the addresses of pages whose code is run when the pages are built."""
 
 BLOCK = re.compile(r"^```python run\n(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -238,6 +238,7 @@ def quickly(monkeypatch):
     """
     for name in ("fit", "fit_many"):
         monkeypatch.setattr(quell, name, _capped(getattr(quell, name), "steps", variates=(), sampler=None))
+    monkeypatch.setattr(quell, "sweep", _capped(quell.sweep, "steps", subsets=("none",)))
     for name in ("gradient_variance", "contributions"):
         monkeypatch.setattr(quell.diagnostics, name, _capped(getattr(quell.diagnostics, name), "num"))
     options = {**compilation.quick_options("cpu"), "xla_backend_optimization_level": 0}

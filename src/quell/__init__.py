@@ -73,6 +73,9 @@ from quell.problem import Problem as Problem
 from quell.problem import exact_elbo as exact_elbo
 from quell.status import DivergenceError as DivergenceError
 from quell.status import Status as Status
+from quell.sweeping import SweepResult as SweepResult
+from quell.sweeping import SweepRow as SweepRow
+from quell.sweeping import sweep as sweep
 from quell.terms import Data as Data
 from quell.terms import Prior as Prior
 from quell.terms import Score as Score

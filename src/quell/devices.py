@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 ROWS = "rows"
@@ -51,8 +51,8 @@ def in_use(mesh: Mesh | None) -> contextlib.AbstractContextManager[Any]:
 
 def num_devices() -> int:
     """Devices of the mesh in use; one where there is none."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else mesh.size
+    mesh = _mesh()
+    return 1 if mesh is None else mesh.size
 
 
 def spread(tree: PyTree, *, leading: int = 1) -> PyTree:
@@ -62,8 +62,7 @@ def spread(tree: PyTree, *, leading: int = 1) -> PyTree:
         tree: of arrays that share their leading axes.
         leading: how many of them may be divided.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if (mesh := _mesh()) is None:
         return tree
     shape = jax.tree.leaves(tree)[0].shape
     axis = next((k for k in range(leading) if shape[k] % mesh.size == 0), None)
@@ -75,8 +74,7 @@ def spread(tree: PyTree, *, leading: int = 1) -> PyTree:
 
 def settle(tree: PyTree) -> PyTree:
     """Keep the state of a fit where it belongs: the same on all devices, and wide matrices spread by their rows."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if (mesh := _mesh()) is None:
         return tree
     return jax.tree.map(lambda leaf: jax.lax.with_sharding_constraint(leaf, _home(leaf.shape, mesh)), tree)
 
@@ -136,6 +134,12 @@ def check_divides(mesh: Mesh | None, num_data: int, batch_size: int | None, num_
         f"{here} for minibatches of {batch_size}. A minibatch that the devices divide, or as many replicates, was "
         f"needed. Write for example `batch_size={_multiple(batch_size, mesh.size)}`."
     )
+
+
+def _mesh() -> AbstractMesh | None:
+    """The mesh in use; none within a program that is written for one of its devices."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if mesh.size > 1 and all(kind == AxisType.Auto for kind in mesh.axis_types) else None
 
 
 def _multiple(number: int, divisor: int) -> int:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Many processes: what they have to agree on, and who reads and writes files.
 
-All of them run the same program on their share of the data, and each must take part in every sum over devices. So a
-decision that depends on the clock or on a file is made by the first process, and the others hear of it.
+All that share a fit run the same program on their part of the data, and each must take part in every sum over devices.
+So a decision that depends on the clock or on a file is made by the first process, and the others hear of it.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -19,17 +20,32 @@ class ProcessLost(RuntimeError):
 
 def is_first() -> bool:
     """Whether this process writes files and shows progress."""
-    return jax.process_index() == 0
+    return jax.process_index() == 0 or not are_several()
 
 
 def are_several() -> bool:
-    """Whether there are other processes."""
-    return jax.process_count() > 1
+    """Whether other processes take part in this fit: a mesh is in use, and it has devices of all of them."""
+    return jax.process_count() > 1 and not jax.sharding.get_abstract_mesh().empty
 
 
 def agree(number: int) -> int:
     """The first process's number, in all processes."""
     return int(_broadcast(np.asarray(number, np.int32))) if are_several() else number
+
+
+def first_does(action: Callable[[], None]) -> None:
+    """Do something in the first process; where it fails, no process goes on."""
+    failed: Exception | None = None
+    if is_first():
+        try:
+            action()
+        except Exception as error:  # handed on below, after the others know
+            failed = error
+    is_lost = agree(failed is not None)
+    if failed is not None:
+        raise failed
+    if is_lost:
+        raise ValueError("The first process could not go on. Look at what it says.")
 
 
 def is_there(path: Path) -> bool:

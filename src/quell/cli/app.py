@@ -8,6 +8,7 @@ from quell.cli import reproduce
 from quell.cli.bench import bench
 from quell.cli.fit import fit
 from quell.cli.report import report
+from quell.cli.sweep import sweep
 from quell.cli.variates import variates
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app.add_typer(reproduce.app, name="reproduce")
 app.command()(bench)
 app.command()(fit)
 app.command()(report)
+app.command()(sweep)
 app.command()(variates)
 
 

@@ -24,6 +24,38 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
     return readers[path.suffix](path)
 
 
+def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndarray]:
+    """Read one of several equal shares of the files that a pattern finds, joined in the order of their names.
+
+    Args:
+        pattern: of a path, such as `rows-*.npz`; the path of one file where there is one share.
+        part: which share.
+        num_parts: how many there are.
+    """
+    if not any(sign in pattern.name for sign in "*?["):
+        if num_parts > 1:
+            raise ValueError(
+                f"`--data` was given as {str(pattern)!r} for {num_parts} processes. A pattern of files was needed, of "
+                "which each process reads its own. Type for example `--data 'rows-*.npz'`."
+            )
+        return read_data(pattern)
+    files = sorted(pattern.parent.glob(pattern.name))
+    if not files or len(files) % num_parts:
+        raise ValueError(
+            f"`--data` was given as {str(pattern)!r}, which finds {len(files)} files for {num_parts} processes. As "
+            "many for each were needed. Write the rows to a multiple of that many files, all of one length."
+        )
+    share = len(files) // num_parts
+    parts = [read_data(file) for file in files[part * share : (part + 1) * share]]
+    names = {tuple(sorted(found)) for found in parts}
+    if len(names) > 1:
+        raise ValueError(
+            f"The files of {str(pattern)!r} hold arrays of different names: {' and '.join(map(str, sorted(names)))}. "
+            "The same in all of them were needed."
+        )
+    return {name: np.concatenate([np.atleast_1d(found[name]) for found in parts]) for name in parts[0]}
+
+
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with np.load(path, allow_pickle=False) as archive:

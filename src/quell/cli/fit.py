@@ -4,16 +4,20 @@
 from pathlib import Path
 from typing import Annotated
 
+import jax
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 import quell
+from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join
 from quell.cli.common import Seed, bad_parameters, output_console
 from quell.cli.fit_folder import FitFolder
 from quell.cli.fit_settings import FAMILIES, FitSettings
+from quell.devices import checked_mesh, in_use
 from quell.fitting import FitResult
 from quell.fitting.driver import run_plan
+from quell.processes import ProcessLost, first_does
 from quell.status import Status
 
 
@@ -21,7 +25,11 @@ def fit(
     model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py where it holds one model.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint, the draws and the report.")],
     data: Annotated[
-        Path | None, typer.Option(help="Arrays for a MODEL that is a function: .npz, or .csv with a header.")
+        Path | None,
+        typer.Option(
+            help="Arrays for a MODEL that is a function: .npz, or .csv with a header. A pattern such as 'rows-*.npz' "
+            "joins files; of several processes each reads its own."
+        ),
     ] = None,
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
     steps: Annotated[int, typer.Option(help="How many to take at most.")] = 2000,
@@ -39,6 +47,12 @@ def fit(
         int | None, typer.Option(help="Steps between two checkpoints; a minute by default.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in the folder.")] = False,
+    all_devices: Annotated[
+        bool, typer.Option("--all-devices", help="Spread data and work over all devices, of all processes.")
+    ] = False,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
 ) -> None:
     """Fit a model: MODEL is a quell model, a function of the data that makes one, or a NumPyro model."""
     folder = FitFolder(out)
@@ -53,23 +67,36 @@ def fit(
             batch_size=batch_size,
             variates=variates,
         ).resolved()
-        _check_folder(folder, settings, resume=resume)
+        join(coordinator, num_processes, process_id)
+        mesh = checked_mesh("all") if all_devices or jax.process_count() > 1 else None
+        with in_use(mesh):
+            first_does(lambda: _check_folder(folder, settings, resume=resume))
         checkpoint = quell.Checkpoint(folder.checkpoint, every_steps=checkpoint_every, resume=resume)
-        plan = settings.plan(checkpoint=checkpoint)
-        folder.begin(settings)
-        result = run_plan(plan)[0]
+        plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
+        with in_use(mesh):
+            first_does(lambda: folder.begin(settings))
+        try:
+            result = run_plan(plan)[0]
+        except ProcessLost as error:
+            text = f"{error} Here: {settings.command(out)}"
+            Console(stderr=True).print(escape(text), soft_wrap=True)
+            raise typer.Exit(code=1) from None
     if result.status is Status.INTERRUPTED:
         text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on: {settings.command(out)}"
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=130)
-    folder.write_outputs(result, seed=seed)
+    with in_use(mesh):
+        folder.write_outputs(result, seed=seed)
     print_outcome(folder, result)
 
 
 def print_outcome(folder: FitFolder, result: FitResult) -> None:
     """Show the result and where it lies; a fit that has diverged is a failure."""
     _, line, tried = str(result.choice or "").partition("\n")
-    text = f"{result!r}{line}{tried}\nWritten to {folder.path}: {folder.report.name} shows it."
+    where = f"{folder.report.name} shows it." if folder.report.exists() else f"`quell report {folder.path}` shows it."
+    text = f"{result!r}{line}{tried}\nWritten to {folder.path}: {where}"
+    if jax.process_index() > 0:
+        return
     output_console().print(escape(text), soft_wrap=True)
     if result.status is Status.DIVERGED:
         text = f"The fit diverged after {result.history.num_steps} steps. {result.status.value}"
@@ -83,8 +110,9 @@ def _check_folder(folder: FitFolder, settings: FitSettings, *, resume: bool) -> 
         return
     if not resume:
         raise ValueError(
-            f"{folder.path} holds a fit already. A new folder, or the wish to go on, was needed. "
-            "Type the same with `--resume` to go on, or another `--out`."
+            f"{folder.path} holds a fit already, begun by {folder.num_processes()} process(es); this is one of "
+            f"{jax.process_count()}. A new folder, or the wish to go on, was needed. "
+            "Type the same with `--resume` to go on, with any number of processes, or another `--out`."
         )
     found = settings.differences(folder.read_settings())
     if found:

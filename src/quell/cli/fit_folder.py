@@ -15,6 +15,7 @@ from quell.cli.fit_settings import FitSettings
 from quell.diagnostics.blocks import named_leaves
 from quell.fitting import FitResult
 from quell.fitting.checkpoint_file import archive_bytes
+from quell.processes import are_several, is_first
 
 _DRAWS = 1000
 
@@ -47,11 +48,19 @@ class FitFolder:
                 "A folder that `quell fit` wrote was needed. Type for example `quell fit model.py --out fit`."
             ) from error
 
+    def num_processes(self) -> int:
+        """How many have begun the fit, as far as is known."""
+        try:
+            return int(json.loads(self.settings.read_text(encoding="utf-8"))["processes"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return 1
+
     def begin(self, settings: FitSettings) -> None:
         """Make the folder, and write what is asked for."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._write_json(self.settings, {"quell": quell.__version__, "options": settings.as_json()})
+            begun = {"quell": quell.__version__, "processes": jax.process_count(), "options": settings.as_json()}
+            self._write_json(self.settings, begun)
         except OSError as error:
             raise ValueError(
                 f"`--out` was given as {self.path}, where nothing can be written ({error.strerror}). A folder was "
@@ -59,7 +68,10 @@ class FitFolder:
             ) from None
 
     def write_outputs(self, result: FitResult, *, seed: int) -> None:
-        """Write summary, draws and report; the same fit and seed give the same draws."""
+        """Write summary, draws and report; the same fit and seed give the same draws.
+
+        Several processes evaluate the ELBO together, and the first writes. The report needs all data in one process.
+        """
         elbo_key, draw_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), 2**31 - 1))
         elbo = result.elbo(elbo_key)
         summary = {
@@ -77,9 +89,11 @@ class FitFolder:
             },
         }
         draws = {name: np.asarray(leaf) for name, leaf in named_leaves(result.sample(draw_key, _DRAWS)).items()}
-        self._write_json(self.result, summary)
-        write_atomically(self.posterior, lambda file: file.write(archive_bytes(draws)))
-        result.report(self.report)
+        if is_first():
+            self._write_json(self.result, summary)
+            write_atomically(self.posterior, lambda file: file.write(archive_bytes(draws)))
+        if not are_several():
+            result.report(self.report)
 
     def _write_json(self, path: Path, content: Any) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `quell fit` was asked for: enough to do it again."""
 
+import contextlib
 import dataclasses
+import functools
 import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 import optax
+from jax.sharding import Mesh
 
 import quell
 from quell.checks import check_count, check_name, check_positive
-from quell.cli.data_file import read_data
+from quell.cli.data_file import read_parts
 from quell.cli.model_file import load_model, split_target
 from quell.families import AbstractFamily
 from quell.fitting.plan import FitOptions, FitPlan, default_sampler
@@ -21,6 +25,12 @@ from quell.variates import VARIATES, ControlVariate
 FAMILIES = ("meanfield", "fullrank", "lowrank")
 _MOST_RANK = 5
 _BY_PROBLEM = ("auto", "default")
+
+
+@functools.cache
+def falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
+    """Adam as a function of the rate that it starts from, to fall to zero on a cosine."""
+    return lambda rate: optax.adam(optax.cosine_decay_schedule(rate, steps))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,23 +91,53 @@ class FitSettings:
         names = self._variate_names()
         return quell.paper.variates(names[0] if len(names) == 1 else names)
 
-    def plan(self, *, checkpoint: quell.Checkpoint) -> FitPlan:
-        """Read model and data, and plan the fit."""
-        model = load_model(self.model, None if self.data is None else read_data(Path(self.data)))
-        family, rate = self._family(model.dim), self.learning_rate
-        sampler = default_sampler(model, natural=rate is None)
-        if self.batch_size is not None:
-            replicates = sampler.num_replicates if rate is None else 1
-            sampler = dataclasses.replace(sampler, num_replicates=replicates, batch_size=self.batch_size)
-        try:
+    def plan(self, *, checkpoint: quell.Checkpoint, mesh: Mesh | None = None) -> FitPlan:
+        """Read model and data, and plan the fit.
+
+        Args:
+            checkpoint: where it is kept.
+            mesh: of the devices that share it; each process reads its own part of the data.
+        """
+        is_shared = mesh is not None and jax.process_count() > 1
+        if is_shared and self.variates == "default":
+            raise ValueError(
+                "`--variates` was given as default for several processes, of which none knows all data yet. `auto` or "
+                "names were needed. Type for example `--variates auto`."
+            )
+        shares = {"part": jax.process_index(), "num_parts": jax.process_count()} if is_shared else {}
+        problem, rate = self.problem(**shares), self.learning_rate
+        model, family, sampler = problem.model, problem.family, self.sampler(problem)
+        with self.explained():
             options = FitOptions(
-                variates=self.chosen_variates(quell.Problem(model, family), sampler),
-                optimizer=None if rate is None else optax.adam(optax.cosine_decay_schedule(rate, self.steps)),
+                variates=self.chosen_variates(problem, sampler),
+                optimizer=None if rate is None else falling_adam(self.steps)(rate),
                 steps=self.steps,
                 sampler=None if self.batch_size is None else sampler,
                 checkpoint=checkpoint,
+                mesh=mesh,
             )
             return options.plan(model, family, jax.random.key(self.seed))
+
+    def problem(self, *, part: int = 0, num_parts: int = 1) -> quell.Problem:
+        """Read the model, and the data or one of several equal shares of them."""
+        data = None if self.data is None else read_parts(Path(self.data), part=part, num_parts=num_parts)
+        model = load_model(self.model, data)
+        with self.explained():
+            return quell.Problem(model, self._family(model.dim))
+
+    def sampler(self, problem: quell.Problem) -> quell.Sampler:
+        """The default one for the optimiser, with the minibatches asked for."""
+        sampler = default_sampler(problem.model, natural=self.learning_rate is None)
+        if self.batch_size is None:
+            return sampler
+        replicates = sampler.num_replicates if self.learning_rate is None else 1
+        return dataclasses.replace(sampler, num_replicates=replicates, batch_size=self.batch_size)
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say which model it was that could not be fitted."""
+        try:
+            yield
         except ValueError:
             raise
         except Exception as error:  # whatever the user's functions raise

@@ -161,8 +161,8 @@ class Keeper:
             return f"{step} steps are lost; with `checkpoint=quell.Checkpoint('fit.quell')` they would not be."
         path = self.checkpoint.path
         return (
-            f"The checkpoint {path} was written by the first process: if that one is left, with all {step} steps. To go "
-            f"on with any number of processes, fit again with `quell.Checkpoint({str(path)!r}, resume=True)`."
+            f"The checkpoint {path} was written by the first process: if that one is left, with all {step} steps. To "
+            f"go on with any number of processes, fit again with `quell.Checkpoint({str(path)!r}, resume=True)`."
         )
 
     def _write(self, reached: Reached) -> None:

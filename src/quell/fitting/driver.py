@@ -2,6 +2,7 @@
 """The host's part of a fit: it acts between chunks only."""
 
 import dataclasses
+import functools
 import time
 
 import equinox as eqx
@@ -235,6 +236,8 @@ class Run:
         """Take steps, and add what they told to the history."""
         plan, before = self.plan, self.step
         run = loop.run_chunks if plan.is_many else loop.run_chunk
+        if plan.fit_mesh is not None:
+            run = functools.partial(loop.run_spread, plan.fit_mesh)
         ends = jnp.asarray(until if plan.is_many else until[0], jnp.int32)
         start = self.reached.state if before.any() else plan.begin(plan.key, self.reached.state)
         state, infos = run(plan.algorithm, plan.policy, plan.key, start, ends)

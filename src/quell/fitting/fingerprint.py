@@ -38,8 +38,8 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
     return {
         "model": {"class": _class_name(model), "dim": model.dim, "num_data": model.num_data},
         "data": model.data.digest if isinstance(model.data, DiskRows) else named(model.data, rows_digest),
-        "log-likelihood": _program(model.log_likelihood, latent, batch),
-        "log-prior": _program(model.prior.log_prob, latent),
+        "log-likelihood": program_digest(model.log_likelihood, latent, batch),
+        "log-prior": program_digest(model.prior.log_prob, latent),
         "family": describe(gradient.problem.family),
         "variates": {variate.name: describe(variate) for variate in gradient.variates},
         "order of the variates": list(gradient.names),
@@ -126,7 +126,7 @@ def _shape(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}"
 
 
-def _program(function: Callable[..., Any], *shapes: Any) -> str:
+def program_digest(function: Callable[..., Any], *shapes: Any) -> str:
     """A digest of what JAX traces from a function, with the constants that it holds."""
     traced = jax.make_jaxpr(function)(*shapes)
     digest = hashlib.sha256(_without_addresses(str(traced.jaxpr)).encode())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.compilation import quick_jit
@@ -16,6 +17,10 @@ from quell.gradient import GradientInfo
 
 BUFFER = 1024
 """Most steps of a chunk: the length of the history that a chunk returns."""
+
+
+FIT_AXIS = "fit"
+"""Name of the axis of devices that fits are spread over."""
 
 
 class LoopState(eqx.Module):
@@ -139,7 +144,49 @@ def run_chunks(
 
     Everything has a leading axis, one entry a fit; in the history it is the second.
     """
+    return _side_by_side(algorithm, policy, keys, states, until)
 
+
+def run_spread(
+    mesh: Mesh,
+    algorithm: Algorithm,
+    policy: StepPolicy,
+    keys: Key[Array, "fit"],
+    states: LoopState,
+    until: Int[Array, "fit"],
+) -> tuple[LoopState, StepInfo]:
+    """`run_chunks` with the fits spread over the devices of a mesh, a multiple of their number.
+
+    Devices do not talk to each other, and one whose fits have ended does not wait within the chunk.
+    """
+    keys, states, until = jax.device_put((keys, states, until), NamedSharding(mesh, PartitionSpec(FIT_AXIS)))
+    return _run_spread(mesh, algorithm, policy, keys, states, until)
+
+
+@quick_jit
+def _run_spread(
+    mesh: Mesh,
+    algorithm: Algorithm,
+    policy: StepPolicy,
+    keys: Key[Array, "fit"],
+    states: LoopState,
+    until: Int[Array, "fit"],
+) -> tuple[LoopState, StepInfo]:
+    arrays, rest = eqx.partition(algorithm, eqx.is_array)
+    everywhere, by_fit = PartitionSpec(), PartitionSpec(FIT_AXIS)
+    run = jax.shard_map(
+        lambda arrays, *of_fits: _side_by_side(eqx.combine(arrays, rest), *of_fits),
+        mesh=mesh,
+        in_specs=(everywhere, everywhere, by_fit, by_fit, by_fit),
+        out_specs=(by_fit, PartitionSpec(None, FIT_AXIS)),
+        check_vma=False,
+    )
+    return run(arrays, policy, keys, states, until)
+
+
+def _side_by_side(
+    algorithm: Algorithm, policy: StepPolicy, keys: Key[Array, "fit"], states: LoopState, until: Int[Array, "fit"]
+) -> tuple[LoopState, StepInfo]:
     def step_or_stay(key: Key[Array, ""], now: LoopState, going: Bool[Array, ""]) -> tuple[LoopState, StepInfo]:
         after, info = take_step(algorithm, policy, key, now)
         return jax.tree.map(lambda new, old: jnp.where(going, new, old), after, now), info

@@ -152,6 +152,7 @@ class FitPlan(eqx.Module):
         choice: what was chosen automatically; `None` where the variates were given.
         tuner: that chose, to choose again.
         rough: how an exact fit of many rows begins.
+        fit_mesh: of devices that several fits are spread over; `None` for one device.
     """
 
     algorithm: Algorithm
@@ -162,6 +163,7 @@ class FitPlan(eqx.Module):
     choice: Choice | None = None
     tuner: Tuner | None = None
     rough: RoughStart | None = None
+    fit_mesh: Mesh | None = None
 
     def begin(self, key: Key[Array, "*fit"], state: LoopState) -> LoopState:
         """The state from which the first step goes: near the optimum of few rows, where there are many."""

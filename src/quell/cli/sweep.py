@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`quell sweep`: many fits of a model from a file, and a table of them."""
+
+import math
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from quell.atomic import write_atomically
+from quell.checks import check_count
+from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join
+from quell.cli.common import Seed, bad_parameters, output_console
+from quell.cli.fit_settings import FAMILIES, FitSettings, falling_adam
+from quell.diagnostics.looks import png_bytes
+from quell.sweeping import SweepResult, SweepRow
+from quell.sweeping.piece import Piece
+from quell.sweeping.plan import SweepPlan, checked_rates
+from quell.sweeping.subsets import check_subset
+
+_RATES = "0.001,0.003,0.01,0.03,0.1"
+
+
+def sweep(
+    model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py where it holds one model.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table, the picture and finished subsets.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Arrays for a MODEL that is a function: .npz, or .csv with a header.")
+    ] = None,
+    family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
+    rates: Annotated[str, typer.Option(help="Learning rates that Adam starts from, to fall to zero.")] = _RATES,
+    subsets: Annotated[
+        str, typer.Option(help="Variates: default, none, S4 to S7, c1 to c7, or sums such as c1+c7.")
+    ] = "none,default",
+    seeds: Annotated[int, typer.Option(help="Fits for each subset and rate.")] = 8,
+    steps: Annotated[int, typer.Option(help="Of each fit.")] = 2000,
+    seed: Seed = 0,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Data in a minibatch; by default all, or 100 where there are many.")
+    ] = None,
+    coordinator: Coordinator = None,
+    num_processes: NumProcesses = None,
+    process_id: ProcessId = None,
+) -> None:
+    """Fit a model at many learning rates, from many seeds, with several sets of variates; a second run goes on."""
+    with bad_parameters():
+        listed = [name.strip() for name in subsets.split(",") if name.strip()]
+        for name in listed:
+            check_subset(name)
+        numbers = _numbers(rates)
+        check_count("seeds", seeds)
+        settings = FitSettings(
+            model=model,
+            data=None if data is None else str(data),
+            family=family,
+            steps=steps,
+            seed=seed,
+            learning_rate=numbers[0],
+            batch_size=batch_size,
+            variates="none",
+        ).resolved()
+        join(coordinator, num_processes, process_id)
+        plan = _plan(settings, numbers, listed, seeds)
+        result = _run(plan, out)
+    if jax.process_index() == 0:
+        picture = png_bytes(result.plot(), dpi=160)
+        write_atomically(out / "sweep.png", lambda file: file.write(picture))
+        _print_outcome(result, settings, out)
+
+
+def _plan(settings: FitSettings, rates: tuple[float, ...], subsets: list[str], seeds: int) -> SweepPlan:
+    """Read model and data, and plan the sweep: each fit is that of `quell fit --learning-rate RATE`."""
+    problem = settings.problem()
+    with settings.explained():
+        return SweepPlan.of(
+            problem.model,
+            problem.family,
+            learning_rates=rates,
+            subsets=subsets,
+            num_seeds=seeds,
+            key=jax.random.key(settings.seed),
+            optimizer=falling_adam(settings.steps),
+            steps=settings.steps,
+            sampler=settings.sampler(problem),
+        )
+
+
+def _run(plan: SweepPlan, out: Path) -> SweepResult:
+    """Run what is missing, with a line for each subset; Ctrl-C leaves what was reached."""
+    errors = Console(stderr=True)
+
+    def tell(subset: str, piece: Piece, was_there: bool) -> None:
+        how = "there from an earlier run" if was_there else f"{piece.elbos.size} fits in {piece.seconds:.1f} s"
+        errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
+
+    try:
+        return plan.run(out, tell)
+    except KeyboardInterrupt:
+        text = f"Interrupted. What was reached is in {out}; the same command goes on from there."
+        errors.print(escape(text), soft_wrap=True)
+        raise typer.Exit(code=130) from None
+    except OSError as error:
+        text = f"A result could not be written to {out} ({error.strerror}). Make room and type it again."
+        errors.print(escape(text), soft_wrap=True)
+        raise typer.Exit(code=1) from None
+
+
+def _print_outcome(result: SweepResult, settings: FitSettings, out: Path) -> None:
+    """The table, and what to type for the best of it; a sweep without any is a failure."""
+    console = output_console()
+    best = max(result.rows, key=lambda row: row.median)
+    console.print(render(result))
+    console.print(escape(f"Written to {out}: sweep.png shows it."), soft_wrap=True)
+    if best.median == -math.inf:
+        text = (
+            "At every learning rate half of the fits, or more, diverged. Type smaller `--rates`, and another `--out`."
+        )
+        Console(stderr=True).print(escape(text), soft_wrap=True)
+        raise typer.Exit(code=1)
+    console.print(escape(f"To fit with the best: {_command(best, settings)}"), soft_wrap=True)
+
+
+def render(result: SweepResult) -> Table:
+    """The table for a terminal, the row with the highest median in bold."""
+    best = max(row.median for row in result.rows)
+    table = Table(title=f"ELBO after {result.steps} steps, {result.rows[0].num_seeds} seeds")
+    table.add_column("variates", overflow="fold")
+    for head in ("rate", "median", "lowest", "highest", "diverged", "s, all rates"):
+        table.add_column(head, justify="right")
+    previous = result.rows[0].subset
+    for row in result.rows:
+        if row.subset != previous:
+            table.add_section()
+        previous = row.subset
+        cells = [_nats(value) for value in (row.median, row.lowest, row.highest)]
+        is_best = row.median == best and math.isfinite(best)
+        table.add_row(
+            escape(row.subset),
+            f"{row.learning_rate:g}",
+            *cells,
+            str(row.num_diverged or ""),
+            f"{row.seconds:.1f}",
+            style="bold" if is_best else None,
+        )
+    return table
+
+
+def _command(best: SweepRow, settings: FitSettings) -> str:
+    words = ["quell", "fit", settings.model]
+    words += [] if settings.data is None else ["--data", settings.data]
+    words += [] if settings.batch_size is None else ["--batch-size", str(settings.batch_size)]
+    words += ["--family", settings.family, "--steps", str(settings.steps), "--learning-rate", repr(best.learning_rate)]
+    return shlex.join([*words, "--variates", best.subset.replace("+", ","), "--out", "fit"])
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Learning rates, separated by commas."""
+    try:
+        return checked_rates([float(word) for word in text.split(",") if word.strip()])
+    except ValueError as error:
+        if "could not convert" not in str(error):
+            raise
+        raise ValueError(
+            f"`--rates` was given as {text!r}. Positive numbers, separated by commas, were needed. "
+            f"Type for example `--rates {_RATES}`."
+        ) from None
+
+
+def _nats(value: float) -> str:
+    return f"{value:,.2f}" if math.isfinite(value) else "–"
