@@ -5,7 +5,10 @@ All that share a fit run the same program on their part of the data, and each mu
 So a decision that depends on the clock or on a file is made by the first process, and the others hear of it.
 """
 
-from collections.abc import Callable
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
@@ -65,19 +68,49 @@ def read_shared(path: Path) -> bytes:
     return _broadcast(sent).tobytes()
 
 
-def lost(error: Exception, where: str) -> ProcessLost:
+def lost(error: Exception, advice: str) -> ProcessLost:
     """The error for a step that failed because another process has ended, or so it seems.
 
     Args:
         error: of the step.
-        where: the fit is kept, and how to go on.
+        advice: how to go on.
     """
     first = str(error).strip().split("\n")[0]
-    here = f"process {jax.process_index()} of {jax.process_count()}"
     return ProcessLost(
-        f"A step failed in {here}, most likely because another process has ended ({first}). All of them were needed. "
-        f"{where}"
+        f"A step failed in {_here()}, most likely because another process has ended ({first}). All of them were "
+        f"needed. {advice}"
     )
+
+
+@contextlib.contextmanager
+def last_words(advice: str) -> Iterator[None]:
+    """Have it said in plain words when this process is ended from outside.
+
+    JAX aborts a process when it finds that another one has died, and no Python code runs any more. So a small process
+    waits for the end of this one, and says how to go on unless it was told that all went well.
+
+    Args:
+        advice: how to go on.
+    """
+    if not are_several():
+        yield
+        return
+    text = (
+        f"quell: {_here()} ended before the fit did, most likely because another process had ended. All of them were "
+        f"needed. {advice}"
+    )
+    watcher = subprocess.Popen([sys.executable, "-c", _WATCH, text], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        watcher.communicate(b"well")
+
+
+_WATCH = "import sys; sys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
+
+
+def _here() -> str:
+    return f"process {jax.process_index()} of {jax.process_count()}"
 
 
 def _broadcast(array: np.ndarray) -> np.ndarray:

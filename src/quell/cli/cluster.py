@@ -46,6 +46,6 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
         first = str(error).strip().split("\n")[0]
         raise ValueError(
             f"`--coordinator` was given as {coordinator}, and the processes did not meet ({first}). An address that "
-            "all of them reach, or a cluster that JAX knows, was needed. Start all of them within five minutes, each with "
-            "a `--process-id` of its own."
+            "all of them reach, or a cluster that JAX knows, was needed. Start all of them within five minutes, each "
+            "with a `--process-id` of its own."
         ) from None

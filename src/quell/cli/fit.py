@@ -78,8 +78,7 @@ def fit(
         try:
             result = run_plan(plan)[0]
         except ProcessLost as error:
-            text = f"{error} Here: {settings.command(out)}"
-            Console(stderr=True).print(escape(text), soft_wrap=True)
+            Console(stderr=True).print(escape(str(error)), soft_wrap=True)
             raise typer.Exit(code=1) from None
     if result.status is Status.INTERRUPTED:
         text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on: {settings.command(out)}"

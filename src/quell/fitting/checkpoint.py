@@ -155,14 +155,15 @@ class Keeper:
             text = f"The checkpoint {self.checkpoint.path} could not be written ({error.strerror})"
             warnings.warn(f"{text}. The fit goes on; the checkpoint before it is still there.", stacklevel=2)
 
-    def advice(self, step: int) -> str:
+    @property
+    def advice(self) -> str:
         """How to go on after a process was lost."""
         if self.checkpoint is None:
-            return f"{step} steps are lost; with `checkpoint=quell.Checkpoint('fit.quell')` they would not be."
-        path = self.checkpoint.path
+            return "Its steps are lost; with `checkpoint=quell.Checkpoint('fit.quell')` they would not be."
+        path = str(self.checkpoint.path)
         return (
-            f"The checkpoint {path} was written by the first process: if that one is left, with all {step} steps. To "
-            f"go on with any number of processes, fit again with `quell.Checkpoint({str(path)!r}, resume=True)`."
+            f"The first process kept the fit in {path}. To go on with any number of processes, fit again with "
+            f"`quell.Checkpoint({path!r}, resume=True)`, or type `--resume`."
         )
 
     def _write(self, reached: Reached) -> None:

@@ -24,7 +24,7 @@ from quell.fitting.result import FitResult
 from quell.gradient import Gradient
 from quell.history import History
 from quell.natural import natural_sq_norm
-from quell.processes import agree, are_several, is_first, lost
+from quell.processes import agree, are_several, is_first, last_words, lost
 from quell.status import Status
 
 LEAST_GAIN = 1e-3
@@ -56,14 +56,15 @@ def _run_plan(plan: FitPlan) -> list[FitResult]:
     run = Run(plan, keeper.begin(plan.fresh()))
     run.check_steps()
     try:
-        with progress_bar(plan.options.steps, first=int(run.step.max()), show=show) as report:
+        bar = progress_bar(plan.options.steps, first=int(run.step.max()), show=show)
+        with bar as report, last_words(keeper.advice):
             run.go(keeper, report)
     except KeyboardInterrupt:
         pass
     except jax.errors.JaxRuntimeError as error:
         if not are_several():
             raise
-        raise lost(error, keeper.advice(int(run.step.max()))) from error
+        raise lost(error, keeper.advice) from error
     finally:
         keeper.save(run.reached)
     return run.results()

@@ -73,7 +73,7 @@ def describe(value: Any) -> Any:
         return array_digest(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return getattr(value, "__qualname__", None) or _without_addresses(repr(value))
+    return getattr(value, "__qualname__", None) or _without_place(repr(value))
 
 
 def named(tree: PyTree, function: Callable[[Any], Any]) -> dict[str, Any]:
@@ -129,14 +129,15 @@ def _shape(leaf: Any) -> str:
 def program_digest(function: Callable[..., Any], *shapes: Any) -> str:
     """A digest of what JAX traces from a function, with the constants that it holds."""
     traced = jax.make_jaxpr(function)(*shapes)
-    digest = hashlib.sha256(_without_addresses(str(traced.jaxpr)).encode())
+    digest = hashlib.sha256(_without_place(str(traced.jaxpr)).encode())
     for constant in traced.consts:
         digest.update(array_digest(jnp.asarray(constant)).encode())
     return digest.hexdigest()[:16]
 
 
-def _without_addresses(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
+def _without_place(text: str) -> str:
+    """Without addresses in memory, and without the mesh that a program was traced for."""
+    return re.sub(r" at 0x[0-9a-f]+|\n *ctx_mesh=.*", "", text)
 
 
 def _class_name(value: AbstractModel | Any) -> str:
