@@ -62,7 +62,7 @@ class NpyFile:
         handle = self._open()
         try:
             raw = np.empty(num * self.row_bytes, np.uint8)
-            self._fill(handle, memoryview(raw), self.offset + start * self.row_bytes)
+            self._fill(handle, raw.data, self.offset + start * self.row_bytes)
         finally:
             os.close(handle)
         return self._rows(raw, num)
@@ -72,7 +72,7 @@ class NpyFile:
         size, handle = self.row_bytes, self._open()
         try:
             raw = np.empty(len(index) * size, np.uint8)
-            view = memoryview(raw)
+            view = raw.data
             for place in np.argsort(np.asarray(index), kind="stable").tolist():
                 self._fill(handle, view[place * size : (place + 1) * size], self.offset + index[place] * size)
         finally:
