@@ -67,13 +67,21 @@ def fit(folder: Path, kind: str) -> None:
     checked = time.perf_counter() - began
     options = {} if kind == "exact" else {"sampler": quell.Sampler(10, 100), "steps": 1000}
     began = time.perf_counter()
-    result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0), **options)
+    seen = []
+
+    def watch(progress: quell.FitProgress) -> None:
+        seen.append((time.perf_counter(), progress.step))
+        print(f"  step {progress.step} after {seen[-1][0] - began:.0f} s", file=sys.stderr, flush=True)
+
+    result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0), callback=watch, **options)
     fitted = time.perf_counter() - began
+    (before, first), (after, last) = seen[-2:]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     high = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
     told = {"kind": kind, "check_seconds": checked, "fit_seconds": fitted, "steps": result.history.num_steps}
+    told["step_seconds"] = (after - before) / (last - first)
     told |= {"status": result.status.name}
     told |= {"ru_maxrss": peak, "VmHWM": high}
     np.savez(folder / "params.npz", loc=result.params.loc, scale=result.params.scale)
@@ -124,6 +132,7 @@ def main() -> None:
             told = run(kind)
             peaks = f"{told['ru_maxrss'] / 1e6:.0f} MB resident at most (VmHWM {(told['VmHWM'] or 0) / 1e6:.0f} MB)"
             times = f"checked in {told['check_seconds']:.0f} s, {told['steps']} steps in {told['fit_seconds']:.0f} s"
+            times += f", the last of them {told['step_seconds']:.3g} s each"
             print(f"{kind}: {peaks}; {times}; {told['status']}", flush=True)
             began = time.perf_counter()
             left = run("gap")["gap"]

@@ -58,9 +58,14 @@ def test_rows_are_those_of_the_arrays(arrays, rows):
 
 
 def test_single_precision_reads_single(arrays, rows):
+    """Also where the precision is that of a context, which the thread that reads ahead does not see."""
+    index = jnp.arange(3, dtype=jnp.int32)
     with jax.enable_x64(False):
-        found = first_rows(rows, 2)
-    assert found["x"].dtype == np.float32
+        found = [first_rows(rows, 3), *(jax.jit(lambda i: take_rows(rows, i, i + 1))(index + k) for k in range(3))]
+    for k, part in enumerate(found):
+        assert part["x"].dtype == np.float32
+        start = max(k - 1, 0)
+        assert np.array_equal(part["x"], arrays["x"][start : start + 3].astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", ">f8", "|u1", "<i8", ">i4", "|b1"])
@@ -97,7 +102,7 @@ def test_the_next_minibatch_is_read_ahead_and_only_once(rows, monkeypatch):
         return original(self, index)
 
     monkeypatch.setattr(reader.RowReader, "_take", recorded)
-    one = reader.RowReader(rows.files)
+    one = reader.RowReader(rows.files, tuple(file.read_dtype for file in rows.files))
     batches = [np.array([k, k + 1]) for k in range(4)]
     for now, later in itertools.pairwise(batches):
         one.take(now, later)
@@ -117,7 +122,7 @@ def test_blocks_are_read_ahead_and_the_first_one_after_the_last(rows, monkeypatc
     monkeypatch.setattr(
         reader.RowReader, "_slice", lambda self, start, size: read.append(start) or original(self, start, size)
     )
-    one = reader.RowReader(rows.files)
+    one = reader.RowReader(rows.files, tuple(file.read_dtype for file in rows.files))
     for start in (0, 40, 61, 0, 40):
         one.slice(np.asarray(start), size=40)
     one._ahead[1].result()
@@ -125,7 +130,7 @@ def test_blocks_are_read_ahead_and_the_first_one_after_the_last(rows, monkeypatc
 
 
 def test_an_error_while_reading_ahead_is_told(rows):
-    one = reader.RowReader(rows.files)
+    one = reader.RowReader(rows.files, tuple(file.read_dtype for file in rows.files))
     os.truncate(rows.files[0].path, rows.files[0].num_bytes - 8)
     with pytest.raises(ValueError, match="has changed since"):
         one.take(np.array([0]), np.array([1]))
