@@ -56,7 +56,7 @@ def make_model(folder: Path):
     return quell.logistic_regression(rows["features"], rows["labels"])
 
 
-def fit(folder: Path, kind: str, seconds: float) -> None:
+def fit(folder: Path, kind: str) -> None:
     """In a process of its own: fit, and print what was measured as JSON."""
     import jax
 
@@ -65,19 +65,23 @@ def fit(folder: Path, kind: str, seconds: float) -> None:
     began = time.perf_counter()
     model = make_model(folder)
     checked = time.perf_counter() - began
-    options = {} if kind == "exact" else {"sampler": quell.Sampler(10, 100), "steps": 10_000}
-    last = time.perf_counter()
+    options = {} if kind == "exact" else {"sampler": quell.Sampler(10, 100), "steps": 1000}
+    began = time.perf_counter()
+    seen = []
 
-    def stop(progress: quell.FitProgress) -> bool:
-        return kind != "exact" and time.perf_counter() - last > seconds
+    def watch(progress: quell.FitProgress) -> None:
+        seen.append((time.perf_counter(), progress.step))
+        print(f"  step {progress.step} after {seen[-1][0] - began:.0f} s", file=sys.stderr, flush=True)
 
-    result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0), callback=stop, **options)
-    fitted = time.perf_counter() - last
+    result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0), callback=watch, **options)
+    fitted = time.perf_counter() - began
+    (before, first), (after, last) = seen[-2:]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     high = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
     told = {"kind": kind, "check_seconds": checked, "fit_seconds": fitted, "steps": result.history.num_steps}
+    told["step_seconds"] = (after - before) / (last - first)
     told |= {"status": result.status.name}
     told |= {"ru_maxrss": peak, "VmHWM": high}
     np.savez(folder / "params.npz", loc=result.params.loc, scale=result.params.scale)
@@ -107,17 +111,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=4.0)
     parser.add_argument("--folder", type=Path, default=None, help="where the data are written, and removed at the end")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the fit on minibatches")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=KINDS)
     parser.add_argument("--child", choices=(*KINDS, "gap"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child is not None:
-        return gap(given.folder) if given.child == "gap" else fit(given.folder, given.child, given.seconds)
+        return gap(given.folder) if given.child == "gap" else fit(given.folder, given.child)
     folder = Path(tempfile.mkdtemp(prefix="larger-than-memory-", dir=given.folder))
 
     def run(child: str) -> dict:
         command = [sys.executable, __file__, "--folder", str(folder), "--child", child]
-        out = subprocess.run([*command, "--seconds", str(given.seconds)], check=True, stdout=subprocess.PIPE, text=True)
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         return json.loads(out.stdout.strip().splitlines()[-1])
 
     try:
@@ -129,6 +132,7 @@ def main() -> None:
             told = run(kind)
             peaks = f"{told['ru_maxrss'] / 1e6:.0f} MB resident at most (VmHWM {(told['VmHWM'] or 0) / 1e6:.0f} MB)"
             times = f"checked in {told['check_seconds']:.0f} s, {told['steps']} steps in {told['fit_seconds']:.0f} s"
+            times += f", the last of them {told['step_seconds']:.3g} s each"
             print(f"{kind}: {peaks}; {times}; {told['status']}", flush=True)
             began = time.perf_counter()
             left = run("gap")["gap"]

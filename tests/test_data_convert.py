@@ -10,7 +10,7 @@ import pytest
 import quell
 
 pyarrow = pytest.importorskip("pyarrow")
-import pyarrow.parquet
+parquet = pytest.importorskip("pyarrow.parquet")
 
 
 def batches(num=5, size=7):
@@ -118,7 +118,7 @@ def test_columns_of_parquet(tmp_path, max_bytes):
     folder = tmp_path / "parts"
     folder.mkdir()
     for part in range(3):
-        pyarrow.parquet.write_table(table(start=100 * part), folder / f"part-{part}.parquet", row_group_size=20)
+        parquet.write_table(table(start=100 * part), folder / f"part-{part}.parquet", row_group_size=20)
     rows = quell.rows_from_parquet(folder, COLUMNS, tmp_path / "rows", max_bytes=max_bytes)
     assert rows.num_rows == 150
     found = {name: np.load(tmp_path / "rows" / f"{name}.npy") for name in COLUMNS}
@@ -141,7 +141,7 @@ def test_columns_of_parquet(tmp_path, max_bytes):
 )
 def test_columns_that_cannot_be_rows(columns, match, tmp_path):
     path = tmp_path / "t.parquet"
-    pyarrow.parquet.write_table(table(), path)
+    parquet.write_table(table(), path)
     with pytest.raises(ValueError, match=match):
         quell.rows_from_parquet(path, columns, tmp_path / "rows")
     assert [left.name for left in tmp_path.iterdir()] == ["t.parquet"]
@@ -149,7 +149,7 @@ def test_columns_that_cannot_be_rows(columns, match, tmp_path):
 
 def test_corrupt_parquet(tmp_path):
     path = tmp_path / "t.parquet"
-    pyarrow.parquet.write_table(table(5000), path, row_group_size=500, compression="snappy", use_dictionary=False)
+    parquet.write_table(table(5000), path, row_group_size=500, compression="snappy", use_dictionary=False)
     whole = path.read_bytes()
     pages = bytearray(whole)
     pages[len(whole) // 3 : len(whole) // 3 + 400] = b"\xff" * 400
@@ -161,13 +161,13 @@ def test_corrupt_parquet(tmp_path):
     with pytest.raises(FileNotFoundError, match="that is there was needed"):
         quell.rows_from_parquet(tmp_path / "no.parquet", COLUMNS, tmp_path / "rows")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="ends in .parquet"):
+    with pytest.raises(FileNotFoundError, match=r"ends in \.parquet"):
         quell.rows_from_parquet(tmp_path / "empty", COLUMNS, tmp_path / "rows")
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
-    pyarrow.parquet.write_table(table(), path)
+    parquet.write_table(table(), path)
     original = builtins.__import__
 
     def without(name, *args, **kwargs):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows on disk: what is read, what is read ahead, what is refused."""
 
+import itertools
 import os
-import resource
 import subprocess
 import sys
 
@@ -58,9 +58,14 @@ def test_rows_are_those_of_the_arrays(arrays, rows):
 
 
 def test_single_precision_reads_single(arrays, rows):
+    """Also where the precision is that of a context, which the thread that reads ahead does not see."""
+    index = jnp.arange(3, dtype=jnp.int32)
     with jax.enable_x64(False):
-        found = first_rows(rows, 2)
-    assert found["x"].dtype == np.float32
+        found = [first_rows(rows, 3), *(jax.jit(lambda i: take_rows(rows, i, i + 1))(index + k) for k in range(3))]
+    for k, part in enumerate(found):
+        assert part["x"].dtype == np.float32
+        start = max(k - 1, 0)
+        assert np.array_equal(part["x"], arrays["x"][start : start + 3].astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", ">f4", ">f8", "|u1", "<i8", ">i4", "|b1"])
@@ -90,14 +95,16 @@ def test_sums_over_all_rows_and_their_derivatives(arrays, tmp_path, max_bytes, a
 
 
 def test_the_next_minibatch_is_read_ahead_and_only_once(rows, monkeypatch):
-    read = []
-    original = reader.RowReader._take
-    monkeypatch.setattr(
-        reader.RowReader, "_take", lambda self, index: read.append(index.tolist()) or original(self, index)
-    )
-    one = reader.RowReader(rows.files)
+    read, original = [], reader.RowReader._take
+
+    def recorded(self, index):
+        read.append(index.tolist())
+        return original(self, index)
+
+    monkeypatch.setattr(reader.RowReader, "_take", recorded)
+    one = reader.RowReader(rows.files, tuple(file.read_dtype for file in rows.files))
     batches = [np.array([k, k + 1]) for k in range(4)]
-    for now, later in zip(batches, batches[1:], strict=False):
+    for now, later in itertools.pairwise(batches):
         one.take(now, later)
     assert np.array_equal(one.take(batches[3])[0], first_rows(rows, 5)["x"][3:5])
     assert read == [[0, 1], [1, 2], [2, 3], [3, 4]]
@@ -115,7 +122,7 @@ def test_blocks_are_read_ahead_and_the_first_one_after_the_last(rows, monkeypatc
     monkeypatch.setattr(
         reader.RowReader, "_slice", lambda self, start, size: read.append(start) or original(self, start, size)
     )
-    one = reader.RowReader(rows.files)
+    one = reader.RowReader(rows.files, tuple(file.read_dtype for file in rows.files))
     for start in (0, 40, 61, 0, 40):
         one.slice(np.asarray(start), size=40)
     one._ahead[1].result()
@@ -123,7 +130,7 @@ def test_blocks_are_read_ahead_and_the_first_one_after_the_last(rows, monkeypatc
 
 
 def test_an_error_while_reading_ahead_is_told(rows):
-    one = reader.RowReader(rows.files)
+    one = reader.RowReader(rows.files, tuple(file.read_dtype for file in rows.files))
     os.truncate(rows.files[0].path, rows.files[0].num_bytes - 8)
     with pytest.raises(ValueError, match="has changed since"):
         one.take(np.array([0]), np.array([1]))
@@ -159,18 +166,18 @@ def test_what_is_no_source_of_rows_is_refused(arrays, tmp_path, rows):
     refused("A whole .npy file", lambda path: path.write_bytes(b"PK but no archive"))
     refused("A whole .npy file", lambda path: path.write_bytes((tmp_path / "x.npy").read_bytes()[:200]))
     refused("A whole .npy file", lambda path: np.save(path, np.array([{}, None]), allow_pickle=True))
-    refused("several arrays", lambda path: np.savez(path.open("wb"), a=np.ones(2)))
+    refused("several arrays", lambda path: archive(path))
     refused("Fortran order", lambda path: np.save(path, np.asfortranarray(np.ones((4, 3)))))
     refused("dtype complex128", lambda path: np.save(path, np.ones(3, complex)))
     refused("dtype <U3", lambda path: np.save(path, np.array(["yes", "no"])))
-    refused("at least one row|At least one row", lambda path: np.save(path, np.ones((0, 3))))
+    refused("At least one row", lambda path: np.save(path, np.ones((0, 3))))
     refused("At least one row", lambda path: np.save(path, np.ones(())))
     np.save(tmp_path / "short.npy", np.ones(7))
     with pytest.raises(ValueError, match=r"short.npy with 7 rows.*same number of rows"):
         quell.DiskRows([tmp_path / "x.npy", tmp_path / "short.npy"])
     with pytest.raises(ValueError, match="no files"):
         quell.DiskRows({})
-    with pytest.raises(TypeError, match="The path of a .npy file was needed"):
+    with pytest.raises(TypeError, match=r"The path of a \.npy file was needed"):
         quell.DiskRows({"x": arrays["x"]})
     with pytest.raises(ValueError, match=r"At least 96 was needed"):
         quell.DiskRows(tmp_path / "x.npy", max_bytes=50)
@@ -178,6 +185,11 @@ def test_what_is_no_source_of_rows_is_refused(arrays, tmp_path, rows):
         rows["w"]
     with pytest.raises(TypeError, match="rows with `prepare`"):
         quell.DiskRows({"x": tmp_path / "x.npy"}, prepare=lambda tree: tree)["x"]
+
+
+def archive(path):
+    with path.open("wb") as file:
+        np.savez(file, a=np.ones(2))
 
 
 SCRIPT = """
@@ -189,9 +201,9 @@ from quell.models.row_sum import sum_over_rows
 rows = quell.DiskRows(sys.argv[1], max_bytes=2**24)
 start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 total = jax.jit(lambda: sum_over_rows(lambda x, counts: jnp.sum(x, where=counts[:, None]), rows, at_once=10**6))()
-index = jnp.arange(0, rows.num_rows, rows.num_rows // 2000)
+index = jnp.arange(0, rows.num_rows - 50, rows.num_rows // 2000)
 for step in range(50):
-    rows.take(index + step)
+    jax.block_until_ready(rows.take(index + step))
 print(float(total), rows.num_rows * 1024, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start) * 1024)
 """
 
@@ -207,4 +219,3 @@ def test_memory_stays_within_what_was_stated(tmp_path):
     assert total == 256
     assert size == 2**30
     assert grown < 2**27
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0

@@ -69,7 +69,9 @@ def both(build, arrays, rows, family=quell.FullRank, **options):
     return results
 
 
-@pytest.mark.parametrize("build", [logistic, poisson, gaussian])
+@pytest.mark.parametrize(
+    "build", [gaussian, pytest.param(logistic, marks=pytest.mark.slow), pytest.param(poisson, marks=pytest.mark.slow)]
+)
 def test_exact_fits_are_those_of_memory(build, arrays, rows):
     memory, disk = both(build, arrays, rows)
     assert disk.choice.exact
@@ -77,6 +79,7 @@ def test_exact_fits_are_those_of_memory(build, arrays, rows):
     assert memory.history.num_steps == disk.history.num_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [logistic, function])
 def test_default_variates_see_the_same_minibatches(build, arrays, rows):
     sampler = quell.Sampler(4, 5)
@@ -86,12 +89,14 @@ def test_default_variates_see_the_same_minibatches(build, arrays, rows):
     both(build, arrays, rows, variates=variates, sampler=sampler, steps=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [None, optax.adam(0.05)])
 def test_the_papers_ensemble(optimizer, arrays, rows):
     options = dict(variates=quell.paper.variates("S7"), sampler=quell.Sampler(10, 1), optimizer=optimizer, steps=40)
     both(logistic, arrays, rows, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [logistic, function])
 @pytest.mark.parametrize("curvature", ["dense", "low-rank", "diagonal"])
 def test_anchors_pass_over_all_rows(build, curvature, arrays, rows):
@@ -100,12 +105,14 @@ def test_anchors_pass_over_all_rows(build, curvature, arrays, rows):
     both(build, arrays, rows, quell.MeanField, variates=(variate,), sampler=quell.Sampler(2, 10), steps=20)
 
 
+@pytest.mark.slow
 def test_shared_minibatches_and_all_rows_a_step(arrays, rows):
     shared = quell.Sampler(3, 20, shared=True)
     both(function, arrays, rows, variates=(), sampler=shared, steps=20)
     both(function, arrays, rows, quell.MeanField, variates=(), sampler=quell.Sampler(3), steps=5)
 
 
+@pytest.mark.slow
 def test_an_automatic_fit_takes_minibatches(rows):
     result = quell.fit(function(rows), quell.FullRank(DIM), steps=30, key=jax.random.key(0))
     assert (
@@ -113,6 +120,7 @@ def test_an_automatic_fit_takes_minibatches(rows):
     )  # of the 204 rows that fit: 10 replicates, and 8 times as many in trials
 
 
+@pytest.mark.slow
 def test_several_fits_side_by_side(arrays, rows):
     options = dict(num_fits=3, variates=quell.paper.variates("c2"), sampler=quell.Sampler(2, 5), steps=20)
     several = [
@@ -160,6 +168,7 @@ def test_exact_elbo_and_its_gradient(arrays, rows):
     same(*found)
 
 
+@pytest.mark.slow
 def test_what_a_result_tells(arrays, rows):
     memory, disk = both(function, arrays, rows, variates=(), sampler=quell.Sampler(1, 10), steps=5)
     key = jax.random.key(1)
@@ -218,6 +227,7 @@ def test_a_file_that_changes_during_a_fit_is_an_error(arrays, tmp_path):
         quell.fit(function(rows), quell.MeanField(DIM), variates=(), steps=200, callback=cut, key=jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_prepared_rows(arrays, rows):
     model = quell.logistic_regression(
         quell.DiskRows(rows.files[0].path, prepare=doubled, max_bytes=SMALL), rows["labels"]

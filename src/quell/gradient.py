@@ -124,12 +124,22 @@ class Gradient(eqx.Module):
                 f"`active` was given with {len(self.active)} entries for {len(self.variates)} variates. One for each "
                 "was needed. Write for example `active=(True, False)`."
             )
+        self._check_reads()
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise ValueError(
                 f"Several variates are named {twice[0]!r}. Different names were needed. "
                 "Leave one out, or give it a `label`."
             )
+
+    def _check_reads(self) -> None:
+        """Where a step may see all data, and they lie on disk, let it be traced now: it raises what a fit would."""
+        estimators = (self.base.data, *(side for variate in self.variates for side in (variate.left, variate.right)))
+        sees_all = self.sampler.batch_size is None or any(getattr(one, "full_data", False) for one in estimators)
+        if on_disk(self.problem.model.data) and sees_all:
+            params = jax.eval_shape(self.problem.family.init)
+            state = eqx.filter_eval_shape(self.init, params)
+            eqx.filter_eval_shape(self.update, jax.random.key(0), params, state)
 
     @property
     def names(self) -> tuple[str, ...]:

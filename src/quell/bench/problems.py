@@ -18,6 +18,7 @@ from quell.bench import models
 from quell.checks import check_name
 from quell.families import FullRank, MeanField
 from quell.models import AbstractModel, logistic_regression, poisson_regression
+from quell.models.linear_data import LinearData
 from quell.paper import load
 from quell.problem import Problem, has_exact_elbo
 
@@ -117,6 +118,7 @@ def _poisson(name: str, data_dir: DataDir) -> BenchProblem:
     features = np.column_stack([0.5 * rng.normal(size=(2000, 19)), np.ones(2000)])
     counts = rng.poisson(np.exp(features @ np.append(0.3 * rng.normal(size=19), 0.7)))
     model = poisson_regression(features, counts)
+    assert isinstance(model.data, LinearData), "given in memory"
     rows = (model.data.features, model.data.targets)
     return BenchProblem(name, _problem(model, True), models.poisson, rows, 100, 8.0, jnp.zeros(20))
 

@@ -6,6 +6,9 @@ from typing import Any
 
 from quell.data.disk_rows import DiskRows
 
+ROWS_AT_ONCE = 2**16
+"""Rows of a block at most: a look may make eight bytes of a small number, more than once."""
+
 _SEEN: set[Any] = set()
 
 
@@ -26,8 +29,9 @@ def check_disk_rows(rows: DiskRows, begin: Callable[[], Callable[[Any], None]]) 
         return
     look = begin()
     read = rows.read_raw if rows.prepare is None else rows.read  # NumPy looks several times faster
-    for start in range(0, rows.num_rows, rows.most_rows):
-        stop = min(start + rows.most_rows, rows.num_rows)
+    size = min(rows.most_rows, ROWS_AT_ONCE)
+    for start in range(0, rows.num_rows, size):
+        stop = min(start + size, rows.num_rows)
         try:
             look(read(start, stop - start))
         except ValueError as error:

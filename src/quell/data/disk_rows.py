@@ -13,10 +13,13 @@ from jaxtyping import Array, Int, PyTree
 
 from quell.checks import check_count
 from quell.data.npy_file import NpyFile, open_npy
-from quell.data.reader import reader_of
+from quell.data.reader import RowReader, reader_of
 
 MAX_BYTES = 2**28
 """Bytes of rows that may be in memory at a time."""
+
+MOST_ROWS = 2**31 - 1
+"""Numbers of rows are 32-bit integers."""
 
 COPIES = 4
 """Times that rows may be there at once: in use, handed over, in another dtype, and read ahead."""
@@ -69,6 +72,11 @@ class DiskRows(eqx.Module):
                 f"`paths` were given as {named}. Files with the same number of rows were needed. "
                 "Write for example `quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`."
             )
+        if lengths[0] > MOST_ROWS:
+            raise ValueError(
+                f"`paths` were given with {lengths[0]} rows. At most {MOST_ROWS} can be numbered. "
+                "Write rows of several data each, or fit a part of them."
+            )
         if self.row_bytes * COPIES > max_bytes:
             raise ValueError(
                 f"`max_bytes` was given as {max_bytes} for rows of {self.row_bytes} bytes. At least "
@@ -112,19 +120,18 @@ class DiskRows(eqx.Module):
         more = () if upcoming is None else (upcoming,)
         shapes = self._shapes(index.shape)
         # Under `jax.vmap` the index gets one more axis, and so do the rows.
-        return self._tree(
-            jax.pure_callback(reader_of(self.files).take, shapes, index, *more, vmap_method="broadcast_all")
-        )
+        return self._tree(jax.pure_callback(self._reader.take, shapes, index, *more, vmap_method="broadcast_all"))
 
     def slice(self, start: Int[Array, ""], size: int) -> PyTree:
         """Rows `start` to `start + size`, read when the program runs."""
         self._check_size(size)
-        read = functools.partial(reader_of(self.files).slice, size=size)
+        read = functools.partial(self._reader.slice, size=size)
         return self._tree(jax.pure_callback(read, self._shapes((size,)), start, vmap_method="sequential"))
 
     def read(self, start: int, num: int) -> PyTree:
         """Rows `start` to `start + num`, read now."""
-        return self._tree(tuple(map(jnp.asarray, self.structure.flatten_up_to(self.read_raw(start, num)))))
+        leaves = zip(self.structure.flatten_up_to(self.read_raw(start, num)), self.files, strict=True)
+        return self._tree(tuple(jnp.asarray(leaf.astype(file.read_dtype, copy=False)) for leaf, file in leaves))
 
     def read_raw(self, start: int, num: int) -> PyTree:
         """The same as NumPy has them, before they are prepared."""
@@ -145,6 +152,10 @@ class DiskRows(eqx.Module):
             has = ", ".join(map(repr, tree)) if isinstance(tree, dict) else f"{len(self.files)} files"
             raise KeyError(f"The part {name!r} was asked of rows with {has}. One of these was needed.") from None
         return DiskRows(part, max_bytes=self.max_bytes)
+
+    @property
+    def _reader(self) -> RowReader:
+        return reader_of(self.files, tuple(file.read_dtype for file in self.files))
 
     def _shapes(self, leading: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(jax.ShapeDtypeStruct((*leading, *file.row_shape), file.read_dtype) for file in self.files)

@@ -49,7 +49,7 @@ class NpyFile:
 
     @property
     def read_dtype(self) -> np.dtype:
-        """The dtype that JAX has for the entries."""
+        """The dtype that JAX has for the entries; it depends on JAX's precision where it is asked."""
         return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(self.dtype).newbyteorder("=")))
 
     @property
@@ -58,11 +58,11 @@ class NpyFile:
         return f"{self.dtype}{list(self.shape)} {self.num_bytes} bytes of {self.changed_ns}"
 
     def read(self, start: int, num: int) -> np.ndarray:
-        """Rows `start` to `start + num`."""
+        """Rows `start` to `start + num`, in the dtype of the file."""
         handle = self._open()
         try:
             raw = np.empty(num * self.row_bytes, np.uint8)
-            self._fill(handle, memoryview(raw), self.offset + start * self.row_bytes)
+            self._fill(handle, raw.data, self.offset + start * self.row_bytes)
         finally:
             os.close(handle)
         return self._rows(raw, num)
@@ -72,7 +72,7 @@ class NpyFile:
         size, handle = self.row_bytes, self._open()
         try:
             raw = np.empty(len(index) * size, np.uint8)
-            view = memoryview(raw)
+            view = raw.data
             for place in np.argsort(np.asarray(index), kind="stable").tolist():
                 self._fill(handle, view[place * size : (place + 1) * size], self.offset + index[place] * size)
         finally:
@@ -104,7 +104,7 @@ class NpyFile:
             view, offset = view[done:], offset + done
 
     def _rows(self, raw: np.ndarray, num: int) -> np.ndarray:
-        return raw.view(self.dtype).reshape(num, *self.row_shape).astype(self.read_dtype, copy=False)
+        return raw.view(self.dtype).reshape(num, *self.row_shape)
 
 
 def open_npy(given: Any) -> NpyFile:

@@ -23,11 +23,12 @@ class RowReader:
 
     Args:
         files: that share their number of rows.
+        dtypes: to return, one a file.
     """
 
-    def __init__(self, files: tuple[NpyFile, ...]) -> None:
+    def __init__(self, files: tuple[NpyFile, ...], dtypes: tuple[np.dtype, ...]) -> None:
         """Nothing is read yet."""
-        self.files = files
+        self.files, self.dtypes = files, dtypes
         self._lock = threading.Lock()
         self._ahead: tuple[Hashable, Future[Leaves]] | None = None
 
@@ -60,16 +61,20 @@ class RowReader:
 
     def _take(self, index: np.ndarray) -> Leaves:
         numbers = index.ravel().tolist()
-        return tuple(file.take(numbers).reshape(*index.shape, *file.row_shape) for file in self.files)
+        found = self._cast([file.take(numbers) for file in self.files])
+        return tuple(rows.reshape(*index.shape, *rows.shape[1:]) for rows in found)
 
     def _slice(self, start: int, size: int) -> Leaves:
-        return tuple(file.read(start, size) for file in self.files)
+        return self._cast([file.read(start, size) for file in self.files])
+
+    def _cast(self, arrays: list[np.ndarray]) -> Leaves:
+        return tuple(array.astype(dtype, copy=False) for array, dtype in zip(arrays, self.dtypes, strict=True))
 
 
 @functools.lru_cache(maxsize=32)
-def reader_of(files: tuple[NpyFile, ...]) -> RowReader:
-    """One reader for the same files."""
-    return RowReader(files)
+def reader_of(files: tuple[NpyFile, ...], dtypes: tuple[np.dtype, ...]) -> RowReader:
+    """One reader for the same files and dtypes."""
+    return RowReader(files, dtypes)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from quell.data.access import first_rows, like_rows, row_blocks
+from quell.data.access import first_rows, like_rows, most_rows, row_blocks
 from quell.models.base import AbstractModel
 
 _NUM_ROWS = 3
@@ -74,7 +74,7 @@ def _rows(model: AbstractModel) -> Any:
 
 
 def _num_rows(model: AbstractModel) -> int:
-    return min(_NUM_ROWS, model.num_data)
+    return min(_NUM_ROWS, most_rows(model.data))
 
 
 def _points(model: AbstractModel) -> Array:

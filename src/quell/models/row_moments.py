@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
@@ -31,7 +32,7 @@ class RowMoments(eqx.Module):
 
 def row_moments(data: DiskRows) -> RowMoments:
     """The moments of all rows; outside of compiled programs those of the same files are computed once."""
-    if isinstance(jnp.zeros(()), jax.core.Tracer):
+    if isinstance(jnp.zeros(()), Tracer):
         return _moments(data)
     key = (data.files, data.structure, data.prepare, jnp.result_type(float))
     if key not in _KEPT:
