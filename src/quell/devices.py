@@ -110,29 +110,29 @@ def place_rows(data: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.tree.map(lambda leaf: jax.device_put(leaf, NamedSharding(mesh, spec)), data)
 
 
-def check_divides(mesh: Mesh | None, num_data: int, batch_size: int | None, num_replicates: int) -> None:
+def check_divides(num_devices: int, num_data: int, batch_size: int | None, num_replicates: int) -> None:
     """Refuse steps whose work cannot be divided over the devices of a mesh.
 
     Args:
-        mesh: over which.
+        num_devices: of the mesh.
         num_data: rows of all data.
         batch_size: rows of a minibatch; `None` for all data.
         num_replicates: with minibatches of their own.
     """
-    if mesh is None or (batch_size or num_data) % mesh.size == 0:
+    if (batch_size or num_data) % num_devices == 0:
         return
-    if batch_size is not None and num_replicates % mesh.size == 0:
+    if batch_size is not None and num_replicates % num_devices == 0:
         return
-    here = f"`mesh` was given with {mesh.size} devices"
+    here = f"`mesh` was given with {num_devices} devices"
     if batch_size is None:
         raise ValueError(
             f"{here} for steps that see all {num_data} data. A number of data that the devices divide was needed. "
-            f"Leave out {num_data % mesh.size} rows, take a mesh that divides {num_data}, or minibatches: "
-            f"`sampler=quell.Sampler(10, {_multiple(100, mesh.size)})`."
+            f"Leave out {num_data % num_devices} rows, take a mesh that divides {num_data}, or minibatches: "
+            f"`sampler=quell.Sampler(10, {_multiple(100, num_devices)})`."
         )
     raise ValueError(
         f"{here} for minibatches of {batch_size}. A minibatch that the devices divide, or as many replicates, was "
-        f"needed. Write for example `batch_size={_multiple(batch_size, mesh.size)}`."
+        f"needed. Write for example `batch_size={_multiple(batch_size, num_devices)}`."
     )
 
 

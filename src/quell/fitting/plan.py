@@ -120,7 +120,7 @@ class FitOptions(eqx.Module):
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
         choice = None if tuned is None else tuned.choice
-        _check_shares(gradient, self.mesh)
+        _check_shares(gradient)
         algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
         still = 0
@@ -285,11 +285,11 @@ def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
 
 
-def _check_shares(gradient: Gradient, mesh: Mesh | None) -> None:
-    """Refuse steps that the devices of a mesh cannot divide."""
+def _check_shares(gradient: Gradient) -> None:
+    """Refuse steps that the devices of the mesh in use cannot divide."""
     sampler = gradient.sampler
     replicates = 1 if sampler.shared else sampler.num_replicates
-    check_divides(mesh, gradient.problem.model.num_data, sampler.batch_size, replicates)
+    check_divides(num_devices(), gradient.problem.model.num_data, sampler.batch_size, replicates)
 
 
 def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits over many devices and processes: the same as on one, and clear words where that cannot be."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh
+
+import quell
+from quell import devices, processes
+from quell.fitting.fingerprint import rows_digest
+
+HERE = pathlib.Path(__file__).parent
+STEPS = 200
+
+
+def start(*args, num_devices, x64=True):
+    options = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}", "JAX_PLATFORMS": "cpu"}
+    options |= {"JAX_ENABLE_X64": "1" if x64 else "0", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    command = [sys.executable, *map(str, args)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, env=os.environ | options, **pipes)
+
+
+def finish(*jobs, seconds=400):
+    for job in jobs:
+        output = job.communicate(timeout=seconds)[0]
+        assert job.returncode == 0, output
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def compare(found, size, tolerance, reference="0"):
+    """Every fit on a mesh with the one without, by its relative distance."""
+    with np.load(found) as archive:
+        arrays = dict(archive)
+    names = [name.split(" ", 1)[1] for name in arrays if name.startswith(f"{size} ")]
+    assert names
+    for name in names:
+        here, there = arrays[f"{size} {name}"], arrays[f"{reference} {name}"]
+        assert np.linalg.norm(here - there) <= tolerance * np.linalg.norm(there), (size, name)
+
+
+def test_eight_devices_fit_as_one_does(tmp_path):
+    finish(start(HERE / "on_devices.py", tmp_path / "found.npz", 40, "0,8", num_devices=8))
+    compare(tmp_path / "found.npz", 8, 1e-10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("x64", "tolerance"), [(True, 1e-10), (False, 1e-5)])
+def test_any_number_of_devices_gives_the_same_fit(tmp_path, x64, tolerance):
+    finish(start(HERE / "on_devices.py", tmp_path / "found.npz", STEPS, "0,1,2,4,8", num_devices=8, x64=x64))
+    for size in (1, 2, 4, 8):
+        compare(tmp_path / "found.npz", size, tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("x64", "tolerance"), [(True, 1e-10), (False, 1e-5)])
+def test_two_processes_with_two_devices_each_give_the_same_fit(tmp_path, x64, tolerance):
+    port, script = free_port(), HERE / "on_devices.py"
+    jobs = [
+        start(script, tmp_path / "two.npz", STEPS, "4", port, 2, number, num_devices=2, x64=x64) for number in range(2)
+    ]
+    finish(*jobs)
+    finish(start(script, tmp_path / "one.npz", STEPS, "0", num_devices=1, x64=x64))
+    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "two.npz") as two:
+        np.savez(tmp_path / "both.npz", **one, **two)
+    compare(tmp_path / "both.npz", 4, tolerance)
+
+
+MODEL = """
+import quell
+def line(x, y):
+    return quell.logistic_regression(x, y)
+"""
+
+
+@pytest.fixture
+def shards(tmp_path):
+    (tmp_path / "model.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    for part in range(2):
+        np.savez(tmp_path / f"rows-{part}.npz", x=rng.normal(size=(40, 2)), y=rng.integers(0, 2, size=40))
+    return tmp_path
+
+
+def fit_command(folder, *more):
+    options = ["--learning-rate", "0.01", "--batch-size", "8", "--variates", "c1,c7", "--checkpoint-every", "20"]
+    where = ["--data", str(folder / "rows-*.npz"), "--out", str(folder / "out")]
+    return ["-m", "quell", "fit", f"{folder / 'model.py'}:line", *where, *options, *more]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_a_process_is_killed_the_other_ends_and_one_goes_on(shards, victim):
+    port, steps = free_port(), ("--steps", "100000")
+    jobs = []
+    for number in range(2):
+        cluster = ("--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(number))
+        jobs.append(start(*fit_command(shards, *steps, *cluster), num_devices=1))
+    checkpoint = shards / "out" / "checkpoint.quell"
+    wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_mtime_ns, changes=2)
+    jobs[victim].kill()
+    killed = time.monotonic()
+    output = jobs[1 - victim].communicate(timeout=60)[0]
+    assert time.monotonic() - killed < 60
+    assert jobs[1 - victim].returncode != 0
+    assert f"quell: process {1 - victim} of 2 ended before the fit did" in output
+    assert "--resume" in output
+    jobs[victim].communicate()
+    alone = start(*fit_command(shards, *steps), num_devices=1)
+    assert "begun by 2 process" in " ".join(alone.communicate(timeout=120)[0].replace("│", " ").split())
+    assert alone.returncode == 2
+    alone = start(*fit_command(shards, *steps, "--resume"), num_devices=1)
+    wait_until(lambda: checkpoint.stat().st_mtime_ns, changes=2)
+    alone.terminate()
+    alone.communicate(timeout=60)
+
+
+def wait_until(look, *, changes, seconds=120):
+    """Wait until what is seen has changed so often."""
+    seen, until = {look()}, time.monotonic() + seconds
+    while len(seen) <= changes:
+        assert time.monotonic() < until, f"only {seen} was seen"
+        time.sleep(0.05)
+        seen.add(look())
+
+
+def one_device():
+    return Mesh(np.array(jax.devices()[:1]), ("rows",))
+
+
+def test_a_mesh_of_one_device_changes_nothing():
+    rng = np.random.default_rng(0)
+    model = quell.logistic_regression(rng.normal(size=(24, 2)), rng.integers(0, 2, size=24))
+    options = {"steps": 30, "variates": quell.paper.variates("c2"), "optimizer": optax.adam(0.01)}
+
+    def run(**more):
+        return quell.fit(model, quell.FullRank(2), key=jax.random.key(0), **options, **more).params
+
+    jax.tree.map(np.testing.assert_array_equal, run(mesh=one_device()), run())
+    jax.tree.map(np.testing.assert_array_equal, run(mesh="all"), run())
+
+
+@pytest.mark.parametrize(
+    ("num_data", "batch_size", "replicates", "words"),
+    [(64, 10, 1, "batch_size=16"), (351, None, 1, "Leave out 7 rows"), (64, 12, 4, "minibatches of 12")],
+)
+def test_a_mesh_that_does_not_divide_is_refused(num_data, batch_size, replicates, words):
+    with pytest.raises(ValueError, match=words):
+        devices.check_divides(8, num_data, batch_size, replicates)
+
+
+def test_a_mesh_that_divides_rows_or_replicates_is_taken():
+    for num_data, batch_size, replicates in [(64, 16, 1), (64, None, 3), (63, 10, 16)]:
+        devices.check_divides(8, num_data, batch_size, replicates)
+
+
+def test_what_is_no_mesh_is_refused(unchecked):
+    model = quell.logistic_regression(np.eye(2), [0, 1])
+    with pytest.raises(TypeError, match="mesh='all'"):
+        quell.fit(model, quell.FullRank(2), mesh=8, key=jax.random.key(0))
+    with pytest.raises(TypeError, match="mesh='all'"):
+        quell.fit(model, quell.FullRank(2), mesh="every", key=jax.random.key(0))
+
+
+def test_rows_on_disk_and_a_mesh_are_refused(tmp_path):
+    np.save(tmp_path / "x.npy", np.eye(4))
+    np.save(tmp_path / "y.npy", np.arange(4) % 2)
+    model = quell.logistic_regression(quell.DiskRows(tmp_path / "x.npy"), quell.DiskRows(tmp_path / "y.npy"))
+    with pytest.raises(ValueError, match="Rows in memory were needed"):
+        quell.fit(model, quell.MeanField(4), mesh="all", key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int8, bool, np.int64])
+def test_the_digest_of_rows_sees_every_value_and_its_place(dtype):
+    rows = jax.numpy.asarray(np.arange(24).reshape(6, 4) % 5, dtype)
+    digests = {rows_digest(rows)}
+    for row, column in np.ndindex(rows.shape):
+        digests.add(rows_digest(rows.at[row, column].set(~rows[row, column] if dtype is bool else 9)))
+    assert len(digests) == 25
+    assert rows_digest(rows[::-1]) not in digests
+    assert rows_digest(rows) == rows_digest(rows + 0 if dtype is not bool else rows)
+
+
+def test_the_first_process_fails_for_all(monkeypatch):
+    said = []
+    monkeypatch.setattr(processes, "are_several", lambda: True)
+    monkeypatch.setattr(processes, "agree", lambda number: said.append(number) or 1)
+
+    def fails():
+        raise ValueError("here")
+
+    with pytest.raises(ValueError, match="here"):
+        processes.first_does(fails)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match="first process could not go on"):
+        processes.first_does(fails)
+    assert said == [True, False]
