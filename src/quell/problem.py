@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.families import AbstractFamily
 from quell.models import AbstractModel, LinearPredictor, check_likelihood_shape
-from quell.models.row_sum import ROWS_AT_ONCE, sum_over_rows
+from quell.models.row_sum import rows_for, sum_over_rows
 
 
 class Problem(eqx.Module):
@@ -76,5 +76,5 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
         values = model.expected_log_likelihood(rows.features @ mean, variance, rows)
         return jnp.sum(values, where=counts)
 
-    data = sum_over_rows(of_rows, model.data, at_once=ROWS_AT_ONCE)
+    data = sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
     return data + family.expected_quadratic(params, prior) + family.entropy(params)

@@ -15,6 +15,6 @@ from quell.families.gamma import Gamma as Gamma
 from quell.families.gamma import GammaParams as GammaParams
 from quell.families.location_scale import LocationScale as LocationScale
 from quell.families.low_rank import LowRank as LowRank
-from quell.families.low_rank import LowRankParams as LowRankParams
+from quell.families.low_rank_params import LowRankParams as LowRankParams
 from quell.families.mean_field import MeanField as MeanField
 from quell.families.product import Product as Product

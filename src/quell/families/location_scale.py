@@ -10,6 +10,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 
+LARGE_DRAW = 2**20
+"""From this many numbers on, noise is made in a loop."""
+
+
 class LocationScale(NamedTuple):
     """Parameters of a Gaussian: mean and scale (a vector, or a lower-triangular matrix)."""
 
@@ -33,8 +37,13 @@ def diagonal_from(raw: Float[Array, "latent"], *, log_scale: bool) -> Diagonal:
 
 
 def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
-    """Independent standard normal noise."""
-    return jax.random.normal(key, (num, dim), dtype)
+    """Independent standard normal noise; a large draw is made a replicate at a time.
+
+    In one piece, a compiler that fuses would keep four arrays in place of the noise, and make it anew for each use.
+    """
+    if num * dim < LARGE_DRAW:
+        return jax.random.normal(key, (num, dim), dtype)
+    return jax.lax.map(lambda one: jax.random.normal(one, (dim,), dtype), jax.random.split(key, num))
 
 
 def standard_log_prob(noise: Float[Array, "sample latent"]) -> Float[Array, "sample"]:

@@ -2,7 +2,6 @@
 """The Gaussian whose covariance is a diagonal plus a matrix of low rank."""
 
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +9,16 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.checks import check_count, check_positive
-from quell.families.dense import AbstractDenseFamily
+from quell.families.base import AbstractFamily
 from quell.families.location_scale import standard_normal
+from quell.families.low_rank_gradient import LowRankParticles
+from quell.families.low_rank_params import LowRankParams, whitened_factor
 
 START = 0.1
 """Size of the factor's entries at the start, in units of the scale: 1% of the variance, times the rank."""
 
 
-class LowRankParams(NamedTuple):
-    """Parameters of a low-rank Gaussian: mean, logarithm of the diagonal scale, and factor."""
-
-    loc: Float[Array, "*batch latent"]
-    log_scale: Float[Array, "*batch latent"]
-    factor: Float[Array, "*batch latent rank"]
-
-
-class LowRank(AbstractDenseFamily):
+class LowRank(AbstractFamily):
     r"""Gaussian with covariance \(\mathrm{diag}(s^2) + F F^\top\): \(z = \mu + s \odot \epsilon_1 + F \epsilon_2\).
 
     No matrix of size `dim` by `dim` is formed: density and entropy go through the `rank` by `rank` matrix
@@ -87,12 +80,8 @@ class LowRank(AbstractDenseFamily):
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
         return standard_normal(key, num, self.dim + self.rank, dtype)
 
-    def transport(self, name: str, params: LowRankParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
-        own, shared = noise[: self.dim], noise[self.dim :]
-        return params.loc + jnp.exp(params.log_scale) * own + params.factor @ shared
-
     def log_prob(self, params: LowRankParams, z: Float[Array, "latent"]) -> Float[Array, ""]:
-        factor, root = _whitened(params)
+        factor, root = whitened_factor(params)
         white = (z - params.loc) * jnp.exp(-params.log_scale)
         shared = jax.scipy.linalg.cho_solve((root, True), factor.T @ white)
         own = white - factor @ shared  # sums of squares only: nothing cancels, as it would in Woodbury's difference
@@ -100,7 +89,7 @@ class LowRank(AbstractDenseFamily):
         return -constant - _log_det(params, root) - 0.5 * (own @ own + shared @ shared)
 
     def entropy(self, params: LowRankParams) -> Float[Array, ""]:
-        _, root = _whitened(params)
+        _, root = whitened_factor(params)
         return 0.5 * self.dim * (1.0 + math.log(2 * math.pi)) + _log_det(params, root)
 
     def mean(self, params: LowRankParams) -> Float[Array, "latent"]:
@@ -112,11 +101,12 @@ class LowRank(AbstractDenseFamily):
     def covariance_product(self, params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         return rows * jnp.exp(2.0 * params.log_scale) + (rows @ params.factor) @ params.factor.T
 
+    def predictor_variance(self, params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
+        own = jnp.sum(rows**2 * jnp.exp(2.0 * params.log_scale), axis=-1)
+        return own + jnp.sum((rows @ params.factor) ** 2, axis=-1)
 
-def _whitened(params: LowRankParams) -> tuple[Float[Array, "latent rank"], Float[Array, "rank rank"]]:
-    r"""\(G = F / s\) and the Cholesky root of \(I + G^\top G\)."""
-    factor = params.factor * jnp.exp(-params.log_scale)[:, None]
-    return factor, jnp.linalg.cholesky(jnp.eye(factor.shape[1], dtype=factor.dtype) + factor.T @ factor)
+    def particles(self, params: LowRankParams, noise: Float[Array, "sample noise"]) -> LowRankParticles:
+        return LowRankParticles(self, params, noise)
 
 
 def _log_det(params: LowRankParams, root: Float[Array, "rank rank"]) -> Float[Array, ""]:

@@ -10,7 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.checks import check_count, check_positive
-from quell.families.base import AbstractFamily, AbstractParticles, dense_gram
+from quell.families.base import AbstractFamily
+from quell.families.coordinate_blocks import AbstractBlockParticles, DenseBlock, Start, block_of
 from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
 from quell.parts import Exact, Parts
 from quell.quadratic import Quadratic
@@ -88,13 +89,34 @@ class MeanField(AbstractFamily):
         return MeanFieldParticles(self, params, noise)
 
 
-class MeanFieldParticles(AbstractParticles):
-    """Gradients of a mean-field Gaussian; with two numbers a coordinate, dense is cheap enough."""
+class MeanFieldParticles(AbstractBlockParticles):
+    """Gradients of a mean-field Gaussian: a path is one vector a replicate, and the scale's part of it never kept.
 
-    def __init__(self, family: MeanField, params: LocationScale, noise: Float[Array, "sample latent"]) -> None:
+    Args:
+        family: that was drawn from.
+        params: of the family.
+        noise: of the draw.
+        units: factors of dense gradients, for another metric.
+    """
+
+    def __init__(
+        self,
+        family: MeanField,
+        params: LocationScale,
+        noise: Float[Array, "sample latent"],
+        units: LocationScale | None = None,
+    ) -> None:
         """Keep the noise and read the scale from the parameters."""
-        self.params, self.noise = params, noise
+        self.family, self.params, self.noise, self.units = family, params, noise, units
         self.scale, self.slope = diagonal_from(params.scale, log_scale=family.log_scale)
+
+    @property
+    def num_coordinates(self) -> int:
+        return self.family.dim
+
+    @property
+    def numbers_a_coordinate(self) -> int:
+        return 2 * self.noise.shape[0]
 
     def latents(self, transport: str) -> Float[Array, "sample latent"]:
         return self.params.loc + self._noise(transport) * self.scale
@@ -120,32 +142,45 @@ class MeanFieldParticles(AbstractParticles):
             return Parts(dense=jax.vmap(grad)(quadratic))
         return Parts(exacts=(Exact(grad(quadratic)),))
 
-    def dense(self, parts: Parts) -> LocationScale:
-        total = LocationScale(jnp.zeros_like(self.noise), jnp.zeros_like(self.noise))
-        for transport, cotangent in parts.paths.items():
-            path = LocationScale(cotangent, cotangent * self._noise(transport) * self.slope)
-            total = jax.tree.map(jnp.add, total, path)
-        for exact in parts.exacts:
-            weight = jnp.ones(self.noise.shape[0], self.noise.dtype) if exact.weight is None else exact.weight
-            total = jax.tree.map(lambda t, v, w=weight: t + w[:, None] * v, total, exact.value)
-        if parts.dense is not None:
-            total = jax.tree.map(jnp.add, total, parts.dense)
-        return total
+    def dense_block(self, parts: Parts) -> DenseBlock:
+        def block(start: Start, size: int) -> LocationScale:
+            noise, slope = block_of((self.noise, self.slope), start, size)
+            total = LocationScale(jnp.zeros_like(noise), jnp.zeros_like(noise))
+            for transport, cotangent in block_of(parts.paths, start, size).items():
+                path = LocationScale(cotangent, cotangent * _turned(noise, transport) * slope)
+                total = jax.tree.map(jnp.add, total, path)
+            for exact in parts.exacts:
+                value = block_of(exact.value, start, size)
+                weight = jnp.ones(noise.shape[0], noise.dtype) if exact.weight is None else exact.weight
+                total = jax.tree.map(lambda t, v, w=weight: t + w[:, None] * v, total, value)
+            if parts.dense is not None:
+                total = jax.tree.map(jnp.add, total, block_of(parts.dense, start, size))
+            return total if self.units is None else jax.tree.map(jnp.multiply, total, block_of(self.units, start, size))
+
+        return block
 
     def pullback(self, parts: Parts) -> LocationScale:
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.dense(parts))
-
-    def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
-        return dense_gram([self.dense(sample) for sample in samples])
+        total = LocationScale(jnp.zeros_like(self.scale), jnp.zeros_like(self.scale))
+        for transport, cotangent in parts.paths.items():
+            scale = self.slope * jnp.mean(cotangent * self._noise(transport), axis=0)
+            total = jax.tree.map(jnp.add, total, LocationScale(jnp.mean(cotangent, axis=0), scale))
+        for exact in parts.exacts:
+            weight = 1.0 if exact.weight is None else jnp.mean(exact.weight)
+            total = jax.tree.map(lambda t, v, w=weight: t + w * v, total, exact.value)
+        if parts.dense is not None:
+            total = jax.tree.map(lambda t, leaf: t + jnp.mean(leaf, axis=0), total, parts.dense)
+        return total if self.units is None else jax.tree.map(jnp.multiply, total, self.units)
 
     def whitened(self, samples: Sequence[Parts]) -> tuple["MeanFieldParticles", list[Parts]]:
-        def white(dense: LocationScale) -> LocationScale:
-            return LocationScale(dense.loc * self.scale, math.sqrt(0.5) * dense.scale * self.scale / self.slope)
-
-        return self, [Parts(dense=white(self.dense(sample))) for sample in samples]
+        units = LocationScale(self.scale, math.sqrt(0.5) * self.scale / self.slope)
+        return MeanFieldParticles(self.family, self.params, self.noise, units), list(samples)
 
     def _noise(self, transport: str) -> Float[Array, "sample latent"]:
-        return -self.noise if transport == "mirrored" else self.noise
+        return _turned(self.noise, transport)
 
     def _minus_log_scale_grad(self) -> LocationScale:
         return LocationScale(jnp.zeros_like(self.scale), -self.slope / self.scale)
+
+
+def _turned(noise: Float[Array, "sample latent"], transport: str) -> Float[Array, "sample latent"]:
+    return -noise if transport == "mirrored" else noise

@@ -17,6 +17,14 @@ RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
 ROWS_AT_ONCE = 4096
 """Rows whose quadrature nodes are in memory at a time, where a pass over all data takes them."""
 
+NUMBERS_AT_ONCE = 2**22
+"""Numbers of them: where rows are very long, there are fewer of them at a time."""
+
+
+def rows_for(dim: int) -> int:
+    """Rows at a time, where a pass keeps a few numbers for each coordinate of each row."""
+    return max(1, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // dim))
+
 
 def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
     """Sum a function over all data, `at_once` rows at a time.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from quell.families import LowRank
-from quell.families.low_rank import LowRankParams
+from quell.families.low_rank_params import LowRankParams
 from quell.natural.geometry import AbstractGeometry
 
 LARGEST_CHANGE = 1.0

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from quell.evaluation import Batch, Evaluation
 from quell.models import LinearPredictor
-from quell.models.row_sum import ROWS_AT_ONCE, sum_over_rows
+from quell.models.row_sum import ROWS_AT_ONCE, rows_for, sum_over_rows
 from quell.parts import Parts
 from quell.problem import Problem
 from quell.quadratic import Quadratic
@@ -59,5 +59,5 @@ def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full
         return particles.expected_quadratic_grad(quadratic, per_sample=False)
 
     if full_data or evaluation.draw.index is None:
-        return sum_over_rows(of_rows, model.data, at_once=ROWS_AT_ONCE)
+        return sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
     return expected_grad(evaluation, of_batch, full_data=False)

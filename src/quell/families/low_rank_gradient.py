@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Gradients of a low-rank Gaussian, kept factored: no array as long as the parameters for each replicate.
+
+A path with cotangent \(c\) has \(c\) for the mean, \(c \odot s \odot \epsilon_1\) for \(\log s\) and
+\(c\,\epsilon_2^\top\) for the factor. A symmetric matrix \(A = \sum_k a_k b_k^\top\), twice a gradient in the
+covariance, has \(s^2 \odot \mathrm{diag} A\) and \(A F\). Both are products of vectors.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from quell.families.coordinate_blocks import AbstractBlockParticles, DenseBlock, Start, block_of
+from quell.families.low_rank_params import LowRankParams, whitened_factor
+from quell.parts import Exact, Outer, Parts
+from quell.quadratic import Quadratic
+
+if TYPE_CHECKING:
+    from quell.families.low_rank import LowRank
+
+
+class LowRankParticles(AbstractBlockParticles):
+    """One draw from a low-rank Gaussian.
+
+    Args:
+        family: that was drawn from.
+        params: of the family.
+        noise: of the draw: one number a coordinate, then one a column of the factor.
+    """
+
+    def __init__(self, family: "LowRank", params: LowRankParams, noise: Float[Array, "sample noise"]) -> None:
+        """Keep the two kinds of noise and the scale."""
+        self.family, self.params, self.scale = family, params, jnp.exp(params.log_scale)
+        self.own, self.shared = noise[:, : family.dim], noise[:, family.dim :]
+
+    @property
+    def num_coordinates(self) -> int:
+        return self.family.dim
+
+    @property
+    def numbers_a_coordinate(self) -> int:
+        return (2 + self.family.rank) * self.own.shape[0]
+
+    def latents(self, transport: str) -> Float[Array, "sample latent"]:
+        return self.params.loc + self.scale * self.own + self.shared @ self.params.factor.T
+
+    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+        return jax.vmap(lambda z: self.family.log_prob(self.params, z))(self.latents(transport))
+
+    def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
+        factor, root = whitened_factor(self.params)
+        white = self.own + self.shared @ factor.T
+        inner = jax.scipy.linalg.cho_solve((root, True), factor.T @ white.T)
+        return -(white - inner.T @ factor.T) / self.scale
+
+    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+        grads = self.log_prob_grads(transport)
+        weighted = weight[:, None] * grads
+        exact = Exact(jax.tree.map(jnp.negative, jax.grad(self.family.entropy)(self.params)), weight)
+        return Parts(exacts=(exact,), outers=(Outer(-weighted, weighted[:, None], grads[:, None]),))
+
+    def entropy_grad(self) -> Parts:
+        return Parts(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
+
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+        def grad(one: Quadratic) -> LowRankParams:
+            curvature = one.curvature
+            bend = self.scale**2 * curvature.diagonal()
+            return LowRankParams(one.grad(self.params.loc), bend, curvature.matmul(self.params.factor))
+
+        if not per_sample:
+            return Parts(exacts=(Exact(grad(quadratic)),))
+        if quadratic.curvature.rank > self.family.rank:  # then a dense gradient is no larger than the curvature itself
+            return Parts(dense=jax.vmap(grad)(quadratic))
+        location = jax.vmap(lambda one: one.grad(self.params.loc))(quadratic)
+        return Parts(outers=(Outer(location, *jax.vmap(lambda one: one.curvature.factors())(quadratic)),))
+
+    def dense_block(self, parts: Parts) -> DenseBlock:
+        projected = [outer.right @ self.params.factor for outer in parts.outers]
+        num = self.own.shape[0]
+
+        def block(start: Start, size: int) -> LowRankParams:
+            own, scale = block_of((self.own, self.scale), start, size)
+            total = LowRankParams(
+                jnp.zeros_like(own), jnp.zeros_like(own), jnp.zeros((num, size, self.family.rank), own.dtype)
+            )
+            pieces = [
+                LowRankParams(cotangent, cotangent * own * scale, cotangent[:, :, None] * self.shared[:, None])
+                for cotangent in block_of(parts.paths, start, size).values()
+            ]
+            for exact in parts.exacts:
+                weight = jnp.ones(num, own.dtype) if exact.weight is None else exact.weight
+                value = _block(exact.value, start, size)
+                pieces.append(jax.tree.map(lambda v, w=weight: jnp.tensordot(w, v, 0), value))
+            for outer, right in zip(block_of(parts.outers, start, size), projected, strict=True):
+                diagonal = scale**2 * jnp.sum(outer.left * outer.right, axis=1)
+                pieces.append(LowRankParams(outer.location, diagonal, jnp.einsum("skd,skr->sdr", outer.left, right)))
+            if parts.dense is not None:
+                pieces.append(_block(parts.dense, start, size))
+            return _sum([total, *pieces])
+
+        return block
+
+    def pullback(self, parts: Parts) -> LowRankParams:
+        num = self.own.shape[0]
+        pieces = [
+            LowRankParams(
+                jnp.mean(cotangent, axis=0),
+                self.scale * jnp.mean(cotangent * self.own, axis=0),
+                cotangent.T @ self.shared / num,
+            )
+            for cotangent in parts.paths.values()
+        ]
+        for exact in parts.exacts:
+            weight = 1.0 if exact.weight is None else jnp.mean(exact.weight)
+            pieces.append(jax.tree.map(lambda v, w=weight: w * v, exact.value))
+        for outer in parts.outers:
+            diagonal = self.scale**2 * jnp.sum(outer.left * outer.right, axis=(0, 1)) / num
+            factor = jnp.einsum("skd,skr->dr", outer.left, outer.right @ self.params.factor) / num
+            pieces.append(LowRankParams(jnp.mean(outer.location, axis=0), diagonal, factor))
+        if parts.dense is not None:
+            pieces.append(jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), parts.dense))
+        return _sum([jax.tree.map(jnp.zeros_like, self.params), *pieces])
+
+
+def _block(value: LowRankParams, start: Start, size: int) -> LowRankParams:
+    loc, log_scale = block_of((value.loc, value.log_scale), start, size)
+    return LowRankParams(loc, log_scale, block_of(value.factor, start, size, axis=-2))
+
+
+def _sum(pieces: Sequence[LowRankParams]) -> LowRankParams:
+    """The sum, in the precision of the first; data may have another than the parameters."""
+    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]).astype(leaves[0].dtype), *pieces)

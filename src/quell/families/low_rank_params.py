@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters of the Gaussian whose covariance is a diagonal plus a matrix of low rank."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class LowRankParams(NamedTuple):
+    """Parameters of a low-rank Gaussian: mean, logarithm of the diagonal scale, and factor."""
+
+    loc: Float[Array, "*batch latent"]
+    log_scale: Float[Array, "*batch latent"]
+    factor: Float[Array, "*batch latent rank"]
+
+
+def whitened_factor(params: LowRankParams) -> tuple[Float[Array, "latent rank"], Float[Array, "rank rank"]]:
+    r"""\(G = F / s\) and the Cholesky root of \(I + G^\top G\)."""
+    factor = params.factor * jnp.exp(-params.log_scale)[:, None]
+    return factor, jnp.linalg.cholesky(jnp.eye(factor.shape[1], dtype=factor.dtype) + factor.T @ factor)
