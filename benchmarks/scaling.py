@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step costs on 1, 2, 4 and 8 devices: products, memory, bytes between devices, and seconds.
+
+All but the seconds is read from the compiled program and is exact, whatever else the machine does. Simulated devices
+share the cores of the machine: their seconds show overhead, and no speed-up.
+
+    python benchmarks/scaling.py                                # simulated CPU devices, a process for each number
+    python benchmarks/scaling.py --gpu --out scaling_gpu.json   # the accelerators that are there
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import quell
+from quell.compilation import quick_lower
+from quell.devices import checked_mesh, in_use
+from quell.fitting.loop import run_chunk
+from quell.fitting.plan import FitOptions, FitPlan
+from quell.models.row_sum import ROWS_AT_ONCE
+
+DEVICES = (1, 2, 4, 8)
+NUM_DATA, DIM, BATCH, RANK = 65_536, 64, 1_024, 8
+NEVER = 2**30
+MOVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
+SECONDS = 1.0
+"""Of one timing, about."""
+
+EXACT = quell.BaseGradient(quell.ClosedForm(full_data=True), quell.ClosedForm(), quell.ClosedForm())
+
+
+class Cost(NamedTuple):
+    """What one device does in a step.
+
+    Attributes:
+        flops: of matrix products.
+        moved_bytes: of the results of collective operations.
+        num_moves: how many of those there are.
+    """
+
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    num_moves: float = 0.0
+
+    def plus(self, other: "Cost", times: float = 1.0) -> "Cost":
+        return Cost(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+class Program(NamedTuple):
+    """A step to be measured.
+
+    Attributes:
+        options: of its fit.
+        family: that is fitted.
+        formula: its cost for rows N, coordinates d, batch B and devices P, as docs/scaling.md has it.
+    """
+
+    options: dict[str, Any]
+    family: Callable[[int], Any]
+    formula: Callable[[int, int, int, int], Cost]
+
+
+def joint(every: int) -> dict[str, Any]:
+    closed, quadratic = quell.ClosedForm(full_data=True), quell.AnchoredQuadratic(every=every)
+    variate = quell.ControlVariate(quell.Data(), quell.Reparameterization(), closed, quadratic)
+    return {"variates": (variate,), "sampler": quell.Sampler(1, BATCH)}
+
+
+def of_exact(per_row: Callable[[int], float], in_all: Callable[[int], float], summed: Callable[[int], float]) -> Any:
+    def formula(n: int, d: int, b: int, p: int) -> Cost:
+        sums = math.ceil(n / p / ROWS_AT_ONCE) if p > 1 else 0
+        return Cost(per_row(d) * n / p + in_all(d), 4 * (summed(d) * (p > 1) + sums), sums + (p > 1))
+
+    return formula
+
+
+def of_batch(n: int, d: int, b: int, p: int) -> Cost:
+    return Cost()
+
+
+def of_refresh(n: int, d: int, b: int, p: int) -> Cost:
+    return of_batch(n, d, b, p)
+
+
+EXACT_OPTIONS = {"variates": (), "base": EXACT, "sampler": quell.Sampler(1)}
+PROGRAMS = {
+    "exact, mean-field": Program(
+        EXACT_OPTIONS, quell.MeanField, of_exact(lambda d: 6 * d, lambda d: 0, lambda d: 2 * d + 1)
+    ),
+    "exact, low-rank": Program(
+        EXACT_OPTIONS, lambda d: quell.LowRank(d, RANK), of_exact(lambda d: 0, lambda d: 0, lambda d: 0)
+    ),
+    "exact, full-rank": Program(
+        EXACT_OPTIONS, quell.FullRank, of_exact(lambda d: 4 * d**2, lambda d: 0, lambda d: d**2 + d + 1)
+    ),
+    "minibatch": Program(joint(NEVER), quell.FullRank, of_batch),
+    "minibatch and refresh": Program(joint(1), quell.FullRank, of_refresh),
+}
+
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
+ARRAY = re.compile(r"\b(pred|[sufc]\d+|bf16)\[([\d,]*)\]")
+CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
+BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+
+
+def read_program(text: str) -> Cost:
+    """The cost of a compiled program: loops count as often as they run, and of branches the cheapest counts.
+
+    A loop whose length is not known, as that over the steps of a fit, counts once.
+    """
+    computations, entry = split_computations(text)
+    found: dict[str, Cost] = {}
+
+    def cost_of(name: str) -> Cost:
+        if name not in found:
+            found[name] = Cost()
+            shapes = {own: shape for own, shape, _, _ in computations[name]}
+            for _, shape, kind, rest in computations[name]:
+                found[name] = found[name].plus(cost_of_instruction(shapes, shape, kind, rest))
+        return found[name]
+
+    def cost_of_instruction(shapes: dict[str, str], shape: str, kind: str, rest: str) -> Cost:
+        if kind == "dot":
+            return Cost(flops=dot_flops(shapes, shape, rest))
+        if kind in MOVES:
+            return Cost(0.0, sum(map(math.prod, arrays_of(shape))), 1.0)
+        called = CALLED.findall(rest)
+        if kind == "conditional":
+            branches = [name.strip(" %") for found in BRANCHES.findall(rest) for name in found.split(",")]
+            return min(cost_of(name) for name in branches or called)
+        if kind not in ("while", "fusion", "call"):
+            return Cost()
+        trips = TRIPS.search(rest) if kind == "while" else None
+        return Cost().plus(cost_of(called[0]), float(trips.group(1)) if trips else 1.0)
+
+    return cost_of(entry)
+
+
+def split_computations(text: str) -> tuple[dict[str, list[tuple[str, str, str, str]]], str]:
+    computations: dict[str, list[tuple[str, str, str, str]]] = {}
+    entry = name = ""
+    for line in text.splitlines():
+        if head := COMPUTATION.match(line):
+            name = head.group(1)
+            computations[name] = []
+            entry = name if line.startswith("ENTRY") else entry
+        elif found := INSTRUCTION.match(line):
+            computations[name].append(found.groups())  # pyright: ignore[reportArgumentType]
+    return computations, entry
+
+
+def arrays_of(shape: str) -> list[tuple[int, ...]]:
+    """Bytes of a number, and lengths of the axes, of each array in a type."""
+    widths = {"pred": 1, "bf16": 2}
+    return [
+        (widths.get(kind) or int(kind[1:]) // 8, *(int(n) for n in axes.split(",") if n))
+        for kind, axes in ARRAY.findall(shape)
+    ]
+
+
+def dot_flops(shapes: dict[str, str], shape: str, rest: str) -> float:
+    left = rest.split(",")[0].split("%")[-1].strip(" )")
+    axes = arrays_of(shapes[left])[0][1:]
+    contracted = CONTRACTED.search(rest)
+    length = math.prod(axes[int(k)] for k in contracted.group(1).split(",") if k) if contracted else 1
+    return 2.0 * math.prod(arrays_of(shape)[0][1:]) * length
+
+
+def simulate() -> Any:
+    rng = np.random.default_rng(0)
+    features = (rng.normal(size=(NUM_DATA, DIM)) / np.sqrt(DIM)).astype(np.float32)
+    labels = features @ rng.normal(size=DIM) + rng.logistic(size=NUM_DATA) > 0
+    return quell.logistic_regression(features, labels.astype(np.float32))
+
+
+def measure(name: str, model: Any, num_devices: int) -> dict[str, Any]:
+    program = PROGRAMS[name]
+    mesh = checked_mesh("all") if num_devices > 1 else None
+    plan = FitOptions(**program.options, mesh=mesh).plan(model, program.family(model.dim), jax.random.key(0))
+    with in_use(mesh):
+        args = (plan.algorithm, plan.policy, plan.key, plan.start, jnp.asarray(1))
+        compiled = quick_lower(run_chunk.__wrapped__, *args).compile()  # pyright: ignore[reportFunctionMemberAccess]
+        seconds = seconds_a_step(compiled, plan)
+    cost, memory = read_program(compiled.compiled.as_text()), compiled.compiled.memory_analysis()
+    expected = program.formula(NUM_DATA, DIM, BATCH, num_devices)
+    return {
+        "program": name,
+        "devices": num_devices,
+        **cost._asdict(),
+        **{f"expected_{key}": value for key, value in expected._asdict().items()},
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "seconds": seconds,
+    }
+
+
+def seconds_a_step(run: Callable[..., Any], plan: FitPlan) -> float:
+    """The fastest of three timings of many steps, after the first step, at which anchors are set."""
+
+    def steps(state: Any, number: int) -> tuple[Any, float]:
+        began = time.perf_counter()
+        reached = run(plan.algorithm, plan.policy, plan.key, state, state.step + number)[0]
+        jax.block_until_ready(reached)
+        return reached, time.perf_counter() - began
+
+    state = steps(plan.start, 1)[0]
+    number = max(1, min(500, int(SECONDS / steps(state, 1)[1])))
+    return min(steps(state, number)[1] for _ in range(3)) / number
+
+
+def run_child(num_devices: int) -> dict[str, Any]:
+    """Measure in a process of its own, because the number of devices is fixed when JAX begins."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
+    env = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, __file__, "--here"], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def run_here() -> dict[str, Any]:
+    model, num_devices = simulate(), len(jax.devices())
+    rows = [measure(name, model, num_devices) for name in PROGRAMS]
+    return {"device": jax.devices()[0].device_kind, "rows": rows}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    lines = [
+        "| step | devices | Mflop | formula | KB moved | formula | sums | formula | MB kept | MB temporary | ms |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [f"{row[at + 'flops'] / 1e6:.1f}" for at in ("", "expected_")]
+        cells += [f"{row[at + 'moved_bytes'] / 1e3:.1f}" for at in ("", "expected_")]
+        cells += [f"{row[at + 'num_moves']:.0f}" for at in ("", "expected_")]
+        cells += [f"{row[key] / 1e6:.1f}" for key in ("argument_bytes", "temporary_bytes")]
+        lines.append(f"| {row['program']} | {row['devices']} | {' | '.join(cells)} | {1e3 * row['seconds']:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="measure on the accelerators that are there")
+    parser.add_argument("--here", action="store_true", help="measure in this process and print JSON")
+    parser.add_argument("--out", default="benchmarks/results/scaling.json", help="JSON file for the figures")
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(run_here()))
+        return
+    if options.gpu and jax.default_backend() == "cpu":
+        parser.error("--gpu was given, and JAX sees no accelerator. Install JAX for it, or leave out --gpu.")
+    parts = [run_here()] if options.gpu else [run_child(number) for number in DEVICES]
+    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: list(PROGRAMS).index(row["program"]))
+    sizes = {"num_data": NUM_DATA, "dim": DIM, "batch_size": BATCH, "rank": RANK}
+    about = {"jax": jax.__version__, "machine": platform.machine(), "device": parts[0]["device"], **sizes}
+    print(table(rows))
+    with open(options.out, "w") as file:
+        json.dump({**about, "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
