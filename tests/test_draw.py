@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 
 import tolerances
-from quell import FullRank, MeanField, Sampler
+from quell import FullRank, MeanField, Sampler, draw
 
 FAMILY = MeanField(3)
 
@@ -98,6 +98,16 @@ def test_small_subsets_are_exactly_uniform(num_data, size, monkeypatch, key):
 
     monkeypatch.setattr("quell.draw._integers", every_outcome)
     _check_subsets(Sampler(math.perm(num_data, size), size), key, num_data, size)
+
+
+@pytest.mark.parametrize(("num_data", "size"), [(5, 4), (3, 3), (10, 7), (100, 40), (1000, 100), (20_000, 700)])
+def test_a_device_that_does_much_at_once_draws_the_same(num_data, size):
+    rng = np.random.default_rng(num_data)
+    tops = jnp.arange(num_data - size, num_data, dtype=jnp.int32)
+    picks = jnp.asarray(rng.integers(0, np.asarray(tops) + 1, size=(100, size)), jnp.int32)
+    one, many = draw._one_by_one(picks, tops), draw._all_at_once(picks, tops)
+    np.testing.assert_array_equal(many, one)
+    assert (np.asarray(one) != np.asarray(picks)).any()
 
 
 @pytest.mark.parametrize(("num_data", "size"), [(5, 3), (6, 5)])

@@ -5,7 +5,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from quell.checks import check_count, check_key
 from quell.families import AbstractFamily
@@ -105,14 +105,43 @@ def _integers(keys: Key[Array, "sample datum"], limit: Int[Array, "*datum"]) -> 
 
 
 def _distinct(keys: Key[Array, "sample datum"], num_data: int) -> Int[Array, "sample datum"]:
-    """Uniform subsets by Floyd's algorithm: `size` steps of one comparison each, whatever the data's size."""
-    num, size = keys.shape
-    tops = jnp.arange(num_data - size, num_data, dtype=jnp.int32)
+    """Uniform subsets by Floyd's algorithm: step `k` picks a number up to `top_k`, or takes that if it is taken."""
+    tops = jnp.arange(num_data - keys.shape[1], num_data, dtype=jnp.int32)
     picks = _integers(keys, tops + 1)
+    return jax.lax.platform_dependent(picks, tops, cpu=_one_by_one, default=_all_at_once)
+
+
+def _one_by_one(picks: Int[Array, "sample datum"], tops: Int[Array, "datum"]) -> Int[Array, "sample datum"]:
+    """`size` steps of one comparison each: the fastest way where a step costs little."""
 
     def insert(chosen: Int[Array, "sample datum"], k: Int[Array, ""]) -> tuple[Int[Array, "sample datum"], None]:
         taken = jnp.any(chosen == picks[:, k, None], axis=1)
         return chosen.at[:, k].set(jnp.where(taken, tops[k], picks[:, k])), None
 
-    chosen, _ = jax.lax.scan(insert, jnp.full((num, size), -1, picks.dtype), jnp.arange(size))
-    return chosen
+    return jax.lax.scan(insert, jnp.full_like(picks, -1), jnp.arange(picks.shape[1]))[0]
+
+
+def _all_at_once(picks: Int[Array, "sample datum"], tops: Int[Array, "datum"]) -> Int[Array, "sample datum"]:
+    """The same numbers for a device that does much at once, where a thousand steps would be a thousand programs.
+
+    What step `k` picked is taken if an earlier step picked the same, or if it is the top of an earlier step that took
+    its top. The second refers to one earlier step only; following all references at once, twice as far each time,
+    settles a thousand of them in ten rounds.
+    """
+    size = picks.shape[1]
+    steps = jnp.arange(size, dtype=picks.dtype)
+    refers = picks - tops[0]  # the step whose top was picked; negative where it was no top
+    takes_top = _is_repeated(picks) | (refers == steps)
+    refers = jnp.where((refers >= 0) & (refers < steps), refers, steps)
+    for _ in range(size.bit_length()):
+        takes_top = takes_top | jnp.take_along_axis(takes_top, refers, axis=1)
+        refers = jnp.take_along_axis(refers, refers, axis=1)
+    return jnp.where(takes_top, tops, picks)
+
+
+def _is_repeated(picks: Int[Array, "sample datum"]) -> Bool[Array, "sample datum"]:
+    """Whether the same number stands further to the left."""
+    order = jnp.argsort(picks, axis=1, stable=True)
+    sorted_ = jnp.take_along_axis(picks, order, axis=1)
+    again = jnp.concatenate([jnp.zeros_like(picks[:, :1], bool), sorted_[:, 1:] == sorted_[:, :-1]], axis=1)
+    return jnp.zeros_like(again).at[jnp.arange(picks.shape[0])[:, None], order].set(again)

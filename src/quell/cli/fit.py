@@ -108,9 +108,10 @@ def _check_folder(folder: FitFolder, settings: FitSettings, *, resume: bool) -> 
     if not folder.holds_fit:
         return
     if not resume:
+        before, now = folder.num_processes(), jax.process_count()
+        begun = "" if before == now else f", begun by {before} processes where there {'are' if now > 1 else 'is'} {now}"
         raise ValueError(
-            f"{folder.path} holds a fit already, begun by {folder.num_processes()} process(es); this is one of "
-            f"{jax.process_count()}. A new folder, or the wish to go on, was needed. "
+            f"{folder.path} holds a fit already{begun}. A new folder, or the wish to go on, was needed. "
             "Type the same with `--resume` to go on, with any number of processes, or another `--out`."
         )
     found = settings.differences(folder.read_settings())
