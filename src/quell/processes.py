@@ -23,12 +23,12 @@ class ProcessLost(RuntimeError):
 
 def is_first() -> bool:
     """Whether this process writes files and shows progress."""
-    return jax.process_index() == 0 or not are_several()
+    return not are_several() or jax.process_index() == 0
 
 
 def are_several() -> bool:
     """Whether other processes take part in this fit: a mesh is in use, and it has devices of all of them."""
-    return jax.process_count() > 1 and not jax.sharding.get_abstract_mesh().empty
+    return not jax.sharding.get_abstract_mesh().empty and jax.process_count() > 1
 
 
 def agree(number: int) -> int:
