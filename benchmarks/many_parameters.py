@@ -148,7 +148,10 @@ def measure(name: str, dim: int | None) -> None:
     history = result.history
     told = {"case": name, "device": jax.local_devices()[0].device_kind, "dim": model.dim, "rows": model.num_data}
     told |= {"steps": history.num_steps, "seconds": seconds, "bytes": peak - before, "status": result.status.name}
-    told |= {"params": sum(leaf.size for leaf in jax.tree.leaves(params)), "elbo": [float(history.elbo[k]) for k in (0, -1)]}
+    told |= {
+        "params": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "elbo": [float(history.elbo[k]) for k in (0, -1)],
+    }
     told |= {"replicates": 1 if result.choice is not None and result.choice.exact else REPLICATES}
     print(json.dumps(told))
 
@@ -166,7 +169,9 @@ def describe(told: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", help="all of them by default")
-    parser.add_argument("--dim", type=int, default=None, help="coordinates; by default a million, or 100,000 (low-rank)")
+    parser.add_argument(
+        "--dim", type=int, default=None, help="coordinates; by default a million, or 100,000 (low-rank)"
+    )
     parser.add_argument("--json", type=Path, default=None, help="write what was measured to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()

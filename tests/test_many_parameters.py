@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tolerances import EXACT
 
 import quell
 from quell.evaluation import Evaluation
 from quell.families import coordinate_blocks
-from quell.variates.memory import _shapes, largest_affordable
+from quell.variates.memory import largest_affordable, shapes_of
+from tolerances import EXACT
 
 DIM, ROWS, RANK, REPLICATES = 100_000, 4, 7, 5
 SAMPLE, CLOSED, ALL = quell.Reparameterization(), quell.ClosedForm(), quell.ClosedForm(full_data=True)
@@ -58,7 +58,7 @@ def largest(gradient):
         params = gradient.problem.family.init(dtype=jnp.float32)
         return gradient.update(key, params, gradient.init(params))
 
-    return max(math.prod(shape) for shape in _shapes(jax.make_jaxpr(step)(jax.random.key(0)).jaxpr))
+    return max(math.prod(shape) for shape in shapes_of(jax.make_jaxpr(step)(jax.random.key(0)).jaxpr))
 
 
 STEPS = {
@@ -80,7 +80,7 @@ def test_a_step_makes_no_array_larger_than_a_vector_a_replicate(name, shared, mo
     gradient = quell.Gradient(quell.Problem(make_model(), family), make_variates(), sampler=sampler, rule=rule)
     most = max(REPLICATES, RANK, 8 if make_model is counts else 0) * DIM  # a diagonal takes eight probes
     assert largest(gradient) <= most + RANK * REPLICATES
-    assert most < family.num_params * min(REPLICATES, len(gradient.variates) + 1)
+    assert most < family.num_params * REPLICATES
 
 
 def test_the_largest_array_of_a_step_is_seen(monkeypatch):
@@ -119,7 +119,8 @@ def test_blocks_of_coordinates_add_up(family, name, key, monkeypatch):
     monkeypatch.setattr(coordinate_blocks, "NUMBERS_AT_ONCE", 8 * 4 * 5 * 5)
     parts = jax.jit(lambda: step()[0])()
     np.testing.assert_allclose(parts, whole, **EXACT)
-    assert np.all(np.isfinite(whole)) and np.any(whole != 0)
+    assert np.all(np.isfinite(whole))
+    assert np.any(whole != 0)
 
 
 REFUSED = {
@@ -147,7 +148,7 @@ def test_a_recipe_that_makes_a_square_matrix_is_refused_before_it_does(name):
     assert math.prod(variate.largest_array(problem)) >= DIM**2
     with pytest.raises(ValueError, match=r"makes an array of 100,000 x .*GB.* are affordable; .*AnchoredQuadratic\(\)"):
         quell.Gradient(problem, [variate])
-    small = quell.Problem(make_model(50), quell.MeanField(50))
+    small = quell.Problem(make_model(40), quell.MeanField(40))
     assert variate.refuses(small) is None
 
 

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-
 LARGE_DRAW = 2**20
 """From this many numbers on, noise is made in a loop."""
 

@@ -153,9 +153,9 @@ def catalogue(model: AbstractModel, family: AbstractFamily, *, large: Problem | 
     problem = Problem(model, family)
     if problem.model.dim > MOST_COORDINATES:
         raise ValueError(
-            f"{model} was given, with {model.dim:,} coordinates. At most {MOST_COORDINATES:,} were needed, because every "
-            "recipe is run. Write `catalogue(small_model, small_family, large=Problem(model, family))` with a model of "
-            "the same kind that has few coordinates."
+            f"{model} was given, with {model.dim:,} coordinates. At most {MOST_COORDINATES:,} were needed, because "
+            "every recipe is run. Write `catalogue(small_model, small_family, large=Problem(model, family))` with a "
+            "model of the same kind that has few coordinates."
         )
     valid: list[ControlVariate] = []
     invalid: list[Refused] = []
@@ -234,7 +234,9 @@ class _Memory:
         inside = variate.term.name, "" if variate.approximation is None else variate.approximation.name
         found = self._look(inside, lambda at: _refreshed(variate, at))
         for estimator in (variate.left, variate.right):
-            found = found or self._look((*inside, estimator.name), lambda at, one=estimator: _one_side(variate, one, at))
+            found = found or self._look(
+                (*inside, estimator.name), lambda at, one=estimator: _one_side(variate, one, at)
+            )
         return found
 
     def _look(self, key: tuple[str, ...], run: Callable[[Evaluation], Any]) -> str | None:

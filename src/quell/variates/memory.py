@@ -45,11 +45,11 @@ def largest_array(problem: Problem, run: Callable[[Evaluation], Any]) -> tuple[i
         return run(Evaluation(problem, params, draw))
 
     jaxpr = jax.make_jaxpr(step)(jax.random.key(0)).jaxpr
-    return max(_shapes(jaxpr), key=math.prod, default=())
+    return max(shapes_of(jaxpr), key=math.prod, default=())
 
 
 def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any]) -> str | None:
-    """Why a recipe is not affordable; `None` if it is, and without looking where no square matrix could be too large."""
+    """Why a recipe is not affordable; `None` if it is. Where even a square matrix would be, nothing is traced."""
     if problem.model.dim**2 <= ALWAYS_AFFORDABLE:
         return None
     shape, most = largest_array(problem, run), largest_affordable(problem)
@@ -63,14 +63,14 @@ def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any]) -> str | 
     )
 
 
-def _shapes(jaxpr: Any) -> Iterator[tuple[int, ...]]:
+def shapes_of(jaxpr: Any) -> Iterator[tuple[int, ...]]:
     """Of every array that a program makes, those of the programs within it too; its inputs do not count."""
     for equation in jaxpr.eqns:
         yield from (var.aval.shape for var in equation.outvars if hasattr(var.aval, "shape"))
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                    yield from _shapes(getattr(inner, "jaxpr", inner))
+                    yield from shapes_of(getattr(inner, "jaxpr", inner))
 
 
 def _bytes(number: int) -> str:
