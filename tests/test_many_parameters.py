@@ -3,6 +3,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import quell
+from quell.cli.app import app
 from quell.evaluation import Evaluation
 from quell.families import coordinate_blocks
 from quell.variates.memory import largest_affordable, shapes_of
@@ -192,6 +195,20 @@ def test_the_catalogue_leaves_out_what_is_not_affordable():
     assert all("makes an array of 100,000 x 100,000" in reasons[name] for name in gone)
     with pytest.raises(ValueError, match=r"with 100,000 coordinates\. At most 1,000 .*large=Problem"):
         quell.catalogue(logistic(), quell.MeanField(DIM))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("logistic --dim 0", r"`dim` was given as 0"),
+        ("logistic --family fullrank --dim 1000000", r"500,001,500,000 parameters .* --family meanfield"),
+        ("model.py:model --dim 10", r"has coordinates of its own\. A built-in model was needed"),
+    ],
+)
+def test_the_command_line_refuses_sizes_that_no_family_has(arguments, words):
+    out = CliRunner().invoke(app, ["variates", *arguments.split()])
+    assert out.exit_code == 2
+    assert re.search(words, " ".join(out.output.replace("│", " ").split()))
 
 
 def test_a_trust_region_grows_with_the_coordinates(key):

@@ -66,6 +66,11 @@ def variates(
     console.print(f"{len(found.invalid)} recipes do not apply, most of them because:")
     for reason, count in reasons.most_common(6):
         console.print(f"  {count:4d}  {escape(reason)}", soft_wrap=True)
+    if large is not None:
+        costly = [entry for entry in found.invalid if "affordable" in entry.reason]
+        console.print(f"{len(costly)} more are not affordable at d = {large.model.dim:,}.", soft_wrap=True)
+        for entry in costly[:1]:
+            console.print(f"  {escape(f'{entry.name}: {entry.reason}')}", soft_wrap=True)
     if json_file is not None:
         console.print(f"Written to {json_file}")
 
