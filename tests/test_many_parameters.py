@@ -201,7 +201,7 @@ def test_the_catalogue_leaves_out_what_is_not_affordable():
     ("arguments", "words"),
     [
         ("logistic --dim 0", r"`dim` was given as 0"),
-        ("logistic --family fullrank --dim 1000000", r"500,001,500,000 parameters .* --family meanfield"),
+        ("logistic --family fullrank --dim 1000000", r"500,001,500,000 parameters .*--family meanfield"),
         ("model.py:model --dim 10", r"has coordinates of its own\. A built-in model was needed"),
     ],
 )

@@ -41,8 +41,8 @@ def variates(
     """Every control variate for a model and a family: term, approximation, pair of estimators and cost."""
     with bad_parameters():
         check_name("family", family, FAMILIES)
-        chosen = _model(model)
         large = None if dim is None else _large(model, FAMILIES[family], family, dim)
+        chosen = _model(model)
     with bad_parameters(), Console(stderr=True).status("counting operations and looking for linear combinations"):
         found = quell.catalogue(chosen, FAMILIES[family](chosen.dim), large=large)
     if json_file is not None:
