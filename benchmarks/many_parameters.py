@@ -6,13 +6,12 @@
 
 Each case runs in a process of its own. It makes the data, fits a model of the same kind with 1000 coordinates, so that
 libraries and compiler are loaded, and then the large one. Its memory is the peak of resident memory above what was
-resident before the large fit, data included in that: on a CPU the kernel's peak, on another device the device's own.
+resident before the large fit, data included in that: on a CPU the kernel's peak (Linux only), elsewhere the device's.
 It is told in bytes, and in vectors of `d` single-precision numbers, in all and a replicate.
 """
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -102,12 +101,28 @@ def cases() -> dict:
     }
 
 
-def peak_memory() -> int:
-    """Bytes: of this process, or of the device where that is not the processor."""
+def memory_now() -> int:
+    """Bytes in use, from which the peak is counted anew: of this process, or of the device where that is another."""
     import jax
 
-    stats = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
-    return stats["peak_bytes_in_use"] if stats else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if jax.default_backend() != "cpu":
+        return jax.local_devices()[0].memory_stats()["bytes_in_use"]
+    Path("/proc/self/clear_refs").write_text("5")  # the kernel forgets the peak that making the data had
+    return _status("VmRSS")
+
+
+def peak_memory() -> int:
+    """Bytes in use at most: of this process since `memory_now`, of a device since the start."""
+    import jax
+
+    if jax.default_backend() != "cpu":
+        return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]
+    return _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def measure(name: str, dim: int | None) -> None:
@@ -126,14 +141,17 @@ def measure(name: str, dim: int | None) -> None:
         return jax.block_until_ready(result.params), result
 
     fit(model_of(SMALL), STEPS)
-    before = peak_memory()
+    before = memory_now()
     began = time.perf_counter()
     params, result = fit(model, STEPS)
     seconds, peak = time.perf_counter() - began, peak_memory()
     history = result.history
     told = {"case": name, "device": jax.local_devices()[0].device_kind, "dim": model.dim, "rows": model.num_data}
     told |= {"steps": history.num_steps, "seconds": seconds, "bytes": peak - before, "status": result.status.name}
-    told |= {"params": sum(leaf.size for leaf in jax.tree.leaves(params)), "elbo": [float(history.elbo[k]) for k in (0, -1)]}
+    told |= {
+        "params": sum(leaf.size for leaf in jax.tree.leaves(params)),
+        "elbo": [float(history.elbo[k]) for k in (0, -1)],
+    }
     told |= {"replicates": 1 if result.choice is not None and result.choice.exact else REPLICATES}
     print(json.dumps(told))
 
@@ -151,7 +169,9 @@ def describe(told: dict) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="*", help="all of them by default")
-    parser.add_argument("--dim", type=int, default=None, help="coordinates; by default a million, or 100,000 (low-rank)")
+    parser.add_argument(
+        "--dim", type=int, default=None, help="coordinates; by default a million, or 100,000 (low-rank)"
+    )
     parser.add_argument("--json", type=Path, default=None, help="write what was measured to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()

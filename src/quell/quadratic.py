@@ -94,7 +94,7 @@ class FactoredCurvature(AbstractCurvature):
         return self.rows.T @ (self.weight[:, None] * (self.rows @ columns))
 
     def diagonal(self) -> Float[Array, "latent"]:
-        return self.weight @ self.rows**2
+        return jnp.sum(self.weight[:, None] * self.rows**2, axis=0)  # a product would keep the squares
 
     def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
         return self.weight[:, None] * self.rows, self.rows

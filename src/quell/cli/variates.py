@@ -15,7 +15,7 @@ from rich.table import Table
 
 import quell
 from quell.atomic import write_atomically
-from quell.checks import check_name
+from quell.checks import check_count, check_name
 from quell.cli.common import bad_parameters, output_console
 from quell.cli.model_file import load_model
 from quell.families import AbstractFamily
@@ -36,17 +36,21 @@ def variates(
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole catalogue to this file.")] = None,
     redundant: Annotated[bool, typer.Option("--redundant", help="Show linear combinations of others too.")] = False,
+    dim: Annotated[int | None, typer.Option(help="Leave out what is not affordable with as many coordinates.")] = None,
 ) -> None:
     """Every control variate for a model and a family: term, approximation, pair of estimators and cost."""
     with bad_parameters():
         check_name("family", family, FAMILIES)
+        large = None if dim is None else _large(model, FAMILIES[family], family, dim)
         chosen = _model(model)
     with bad_parameters(), Console(stderr=True).status("counting operations and looking for linear combinations"):
-        found = quell.catalogue(chosen, FAMILIES[family](chosen.dim))
+        found = quell.catalogue(chosen, FAMILIES[family](chosen.dim), large=large)
     if json_file is not None:
         _write(json_file, found)
     console = output_console()
     title = f"{found}, for {chosen} and a {family} family"
+    if large is not None:
+        title += f"; affordable at d = {large.model.dim:,} (operations are those at d = {chosen.dim})"
     table = Table(title=escape(title))
     for header in ("name", "term", "approximation", "left", "right", "operations", "") if redundant else _HEADERS:
         table.add_column(header, overflow="fold", justify="right" if header == "operations" else "left")
@@ -62,6 +66,11 @@ def variates(
     console.print(f"{len(found.invalid)} recipes do not apply, most of them because:")
     for reason, count in reasons.most_common(6):
         console.print(f"  {count:4d}  {escape(reason)}", soft_wrap=True)
+    if large is not None:
+        costly = [entry for entry in found.invalid if "affordable" in entry.reason]
+        console.print(f"{len(costly)} more are not affordable at d = {large.model.dim:,}.", soft_wrap=True)
+        for entry in costly[:1]:
+            console.print(f"  {escape(f'{entry.name}: {entry.reason}')}", soft_wrap=True)
     if json_file is not None:
         console.print(f"Written to {json_file}")
 
@@ -69,10 +78,31 @@ def variates(
 _HEADERS = ("name", "term", "approximation", "left", "right", "operations")
 
 
-def _model(text: str) -> AbstractModel:
+LARGEST_FAMILY = 2**30
+"""Parameters: four gigabytes in single precision."""
+
+
+def _large(text: str, make_family: Callable[[int], AbstractFamily], name: str, dim: int) -> quell.Problem:
+    """A built-in model with more coordinates, on which nothing is run."""
+    check_count("dim", dim)
+    if ".py" in text:
+        raise ValueError(
+            f"`--dim` was given as {dim} for {text}, which has coordinates of its own. A built-in model was needed. "
+            f"Type for example `quell variates logistic --dim {dim}`."
+        )
+    family = make_family(dim)
+    if family.num_params > LARGEST_FAMILY:
+        raise ValueError(
+            f"`--dim` was given as {dim} for a {name} family, which then has {family.num_params:,} parameters of its "
+            f"own. At most {LARGEST_FAMILY:,} were needed. Type for example `--family meanfield`."
+        )
+    return quell.Problem(_model(text, dim), family)
+
+
+def _model(text: str, dim: int = 3) -> AbstractModel:
     """A small built-in model, or one from a file."""
     rng = np.random.default_rng(0)
-    features = rng.normal(size=(8, 3))
+    features = rng.normal(size=(8, dim))
     if text == "logistic":
         return quell.logistic_regression(features, np.arange(8) % 2)
     if text == "poisson":

@@ -6,6 +6,7 @@ A path with cotangent \(c\) has \(c\) for the mean, \(c \odot s \odot \epsilon_1
 covariance, has \(s^2 \odot \mathrm{diag} A\) and \(A F\). Both are products of vectors.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -133,4 +134,4 @@ def _block(value: LowRankParams, start: Start, size: int) -> LowRankParams:
 
 def _sum(pieces: Sequence[LowRankParams]) -> LowRankParams:
     """The sum, in the precision of the first; data may have another than the parameters."""
-    return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]).astype(leaves[0].dtype), *pieces)
+    return jax.tree.map(lambda *leaves: functools.reduce(jnp.add, leaves).astype(leaves[0].dtype), *pieces)

@@ -53,6 +53,9 @@ EXACT_KL_A_DATUM = 0.01
 """The same for each datum, where there are many: a step of this many moves predictors by 0.14 in root mean square, over
 the square root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
 
+EXACT_KL_A_COORDINATE = 0.1
+"""The same for each coordinate, where there are thousands: a step moves each by half its scale."""
+
 SECOND_ORDER_KL = 20.0
 """The same where Hessians are taken at latents."""
 
@@ -234,7 +237,8 @@ def default_optimizer(
     if anneals:
         return natural_gradient(problem, least_rate=_falling(ANNEALED_RATE, steps))
     if first == "exact":
-        return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, EXACT_KL_A_DATUM * problem.model.num_data))
+        by_size = EXACT_KL_A_DATUM * problem.model.num_data, EXACT_KL_A_COORDINATE * problem.model.dim
+        return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
     return natural_gradient(problem, max_kl=SECOND_ORDER_KL) if first == "second order" else natural_gradient(problem)
 
 

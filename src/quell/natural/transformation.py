@@ -20,6 +20,10 @@ from quell.problem import Problem
 MAX_KL = 5.0
 """Nats that a step may go by default: what a noisy gradient, or a density that is far from Gaussian, can bear."""
 
+MAX_KL_A_COORDINATE = 0.005
+"""The same for each coordinate, where there are thousands: a step then moves each by a tenth of its scale, and the
+number of steps to anywhere does not grow with the number of coordinates."""
+
 
 RESPONSE = 0.3
 """How much the self-tuned rate follows the alignment of two gradients: at most a factor of exp(0.3) a step."""
@@ -49,7 +53,7 @@ def natural_gradient(
     learning_rate: float | optax.Schedule | None = None,
     *,
     momentum: float | None = None,
-    max_kl: float = MAX_KL,
+    max_kl: float | None = None,
     least_rate: optax.Schedule | None = None,
 ) -> optax.GradientTransformation:
     r"""Natural-gradient steps: \(w \leftarrow w + \rho F^{-1} \nabla \mathrm{ELBO}\), in the family's own geometry.
@@ -71,7 +75,7 @@ def natural_gradient(
             itself.
         momentum: \(\beta\) of Nesterov's momentum; by default 0 for full-rank and 0.9 for the others.
         max_kl: the trust region: the rate is lowered where a step would go further than this many nats, predicted as
-            \(\tfrac12 \rho^2\, g^\top F^{-1} g\).
+            \(\tfrac12 \rho^2\, g^\top F^{-1} g\); 5 by default, or 0.005 a coordinate where that is more.
         least_rate: a schedule that the self-tuned rate does not fall below, for densities far from a Gaussian: noise
             would lower the rate early, and the fit would stay at the optimum nearby. With
             `optax.cosine_decay_schedule(0.2, steps)` it goes on moving, and settles in a better one where there are
@@ -98,6 +102,8 @@ def natural_gradient(
     References: Amari (1998), "Natural gradient works efficiently in learning"; Khan & Rue (2023), "The Bayesian
     learning rule"; Almeida et al. (1998), "Parameter adaptation in stochastic optimization", for the self-tuned rate.
     """
+    if max_kl is None:
+        max_kl = max(MAX_KL, MAX_KL_A_COORDINATE * problem.family.dim)
     check_positive("max_kl", max_kl)
     if isinstance(learning_rate, int | float) and not 0 < learning_rate <= 1:
         raise ValueError(

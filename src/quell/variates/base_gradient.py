@@ -16,6 +16,7 @@ from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
 from quell.terms import AbstractTerm, Data, Prior, Variational, joint
+from quell.variates.memory import refuses_memory
 
 
 class BaseGradient(eqx.Module):
@@ -42,7 +43,8 @@ class BaseGradient(eqx.Module):
     def refuses(self, problem: Problem) -> str | None:
         """Why the base gradient cannot be used for a problem; `None` if it can."""
         reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())
-        return next((reason for reason in reasons if reason is not None), None)
+        reason = next((reason for reason in reasons if reason is not None), None)
+        return reason or refuses_memory(problem, lambda at: at.particles.pullback(self.sample(at)))
 
     def sample(self, evaluation: Evaluation) -> Parts:
         """One gradient of the ELBO a replicate, in nats."""

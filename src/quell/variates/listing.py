@@ -41,11 +41,15 @@ from quell.parts import Parts
 from quell.problem import Problem
 from quell.terms import AbstractTerm, Data, Prior, Score, Variational
 from quell.variates.flops import count_flops
+from quell.variates.memory import refuses_memory
 from quell.variates.named import VARIATES
 from quell.variates.recipe import ControlVariate, refuses_pair, shape_of_approximated
 
 REPLICATES = 10
 """Costs are for this many replicates of one datum each."""
+
+MOST_COORDINATES = 1000
+"""Of a problem whose recipes are all run."""
 
 _PROBE = 4000
 _UNDEFINED = "it is not finite at random parameters of the family"
@@ -125,12 +129,14 @@ class Catalogue:
         return f"Catalogue({len(self.valid)} valid, {independent} of them independent; {len(self.invalid)} invalid)"
 
 
-def catalogue(model: AbstractModel, family: AbstractFamily) -> Catalogue:
+def catalogue(model: AbstractModel, family: AbstractFamily, *, large: Problem | None = None) -> Catalogue:
     """Enumerate term, approximation and pair of estimators.
 
     Args:
-        model: likelihood, prior and data.
+        model: likelihood, prior and data; with few coordinates, because every recipe is run.
         family: of the approximation.
+        large: a problem of the same kind with more coordinates. What is not affordable there is not valid; nothing is
+            run on it.
 
     Returns:
         What is valid, with a stable name, a formula and a cost; and what is not, with the reason. Redundancy is found
@@ -145,9 +151,17 @@ def catalogue(model: AbstractModel, family: AbstractFamily) -> Catalogue:
         True
     """
     problem = Problem(model, family)
+    if problem.model.dim > MOST_COORDINATES:
+        raise ValueError(
+            f"{model} was given, with {model.dim:,} coordinates. At most {MOST_COORDINATES:,} were needed, because "
+            "every recipe is run. Write `catalogue(small_model, small_family, large=Problem(model, family))` with a "
+            "model of the same kind that has few coordinates."
+        )
     valid: list[ControlVariate] = []
     invalid: list[Refused] = []
+    memory = None if large is None else _Memory(large)
     for variate, reason in _recipes(problem):
+        reason = reason or (None if memory is None else memory.refuses(variate))
         if reason is None:
             valid.append(variate)
         else:
@@ -206,6 +220,41 @@ def _recipe(variate: ControlVariate) -> dict[str, Any]:
         "left": variate.left.name,
         "right": variate.right.name,
     }
+
+
+class _Memory:
+    """Which recipes are affordable for a problem; each approximation and each estimator is traced once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.seen: dict[tuple[str, ...], str | None] = {}
+
+    def refuses(self, variate: ControlVariate) -> str | None:
+        """Why a recipe is not affordable; `None` if it is."""
+        inside = variate.term.name, "" if variate.approximation is None else variate.approximation.name
+        found = self._look(inside, lambda at: _refreshed(variate, at))
+        for estimator in (variate.left, variate.right):
+            found = found or self._look(
+                (*inside, estimator.name), lambda at, one=estimator: _one_side(variate, one, at)
+            )
+        return found
+
+    def _look(self, key: tuple[str, ...], run: Callable[[Evaluation], Any]) -> str | None:
+        if key not in self.seen:
+            self.seen[key] = refuses_memory(self.problem, run)
+        return self.seen[key]
+
+
+def _refreshed(variate: ControlVariate, evaluation: Evaluation) -> PyTree:
+    state = variate.init(evaluation.problem)
+    return state if variate.learns else variate.update(evaluation, state, None)
+
+
+def _one_side(variate: ControlVariate, estimator: AbstractEstimator, evaluation: Evaluation) -> PyTree:
+    problem, term = evaluation.problem, variate.term
+    if variate.approximation is not None:
+        term = approximate(variate.approximation, term, problem, variate.init(problem))
+    return evaluation.particles.pullback(estimator.estimate(evaluation, term))
 
 
 class _Sides:

@@ -10,6 +10,7 @@ from quell.evaluation import Evaluation
 from quell.parts import Parts
 from quell.problem import Problem
 from quell.terms import AbstractTerm
+from quell.variates.memory import largest_array, refuses_memory
 
 
 class ControlVariate(eqx.Module):
@@ -63,7 +64,17 @@ class ControlVariate(eqx.Module):
             if reason is not None:
                 return reason
             term = shape_of_approximated(self.approximation, term, problem)
-        return refuses_pair(problem, term, self.left, self.right)
+        return refuses_pair(problem, term, self.left, self.right) or refuses_memory(problem, self._run)
+
+    def largest_array(self, problem: Problem) -> tuple[int, ...]:
+        """Shape of the largest array that the recipe makes for one replicate on one datum, found without making it."""
+        return largest_array(problem, self._run)
+
+    def _run(self, evaluation: Evaluation) -> PyTree:
+        """Everything that a step does with the recipe, but for learning."""
+        state = self.init(evaluation.problem)
+        after = state if self.learns else self.update(evaluation, state, None)
+        return evaluation.particles.pullback(self.sample(evaluation, state)), after
 
     def init(self, problem: Problem) -> PyTree:
         """The state of the approximation."""
