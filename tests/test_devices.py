@@ -122,9 +122,8 @@ def test_when_a_process_is_killed_the_other_ends_and_one_goes_on(shards, victim)
     assert "--resume" in output
     jobs[victim].communicate()
     alone = start(*fit_command(shards, *steps), num_devices=1)
-    assert "begun by 2 processes where there is 1" in " ".join(
-        alone.communicate(timeout=120)[0].replace("│", " ").split()
-    )
+    printed = alone.communicate(timeout=120)[0].replace("│", " ")
+    assert "begun by 2 processes where there is 1" in " ".join(printed.split())
     assert alone.returncode == 2
     alone = start(*fit_command(shards, *steps, "--resume"), num_devices=1)
     wait_until(lambda: checkpoint.stat().st_mtime_ns, changes=2)

@@ -44,6 +44,9 @@ EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 LARGEST_SECOND_ORDER = 100
 """With more coordinates than this, a Hessian a step is not tried."""
 
+SECOND_ORDER_SAMPLES = 2
+"""Latents with their mirror images: each more takes less time than the Hessian's part of a step."""
+
 SETTLED = 24
 """After as many steps of second order it is looked whether their noise is small."""
 
@@ -259,12 +262,13 @@ def is_exact_for(problem: Problem) -> bool:
 
 
 def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
-    """Hessians at one latent and its mirror image, on all data; `None` where they are wrong, or cost too much."""
+    """Hessians at latents and their mirror images, on all data; `None` where they are wrong, or cost too much."""
     prior = ClosedForm() if Prior().refuses_closed_form(problem) is None else Price()
     base = BaseGradient(Price(), prior, ClosedForm())
     if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None or not has_no_kinks(problem):
         return None
-    return Gradient(problem, base=base, sampler=Sampler(), rule=dataclasses.replace(rule, prior=None))
+    sampler = Sampler(SECOND_ORDER_SAMPLES)
+    return Gradient(problem, base=base, sampler=sampler, rule=dataclasses.replace(rule, prior=None))
 
 
 @eqx.filter_jit

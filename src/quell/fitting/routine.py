@@ -64,7 +64,7 @@ def fit(
             to be exact, with natural-gradient steps, ends sooner, as `CONVERGED`, when a step can gain less than a
             thousandth of a nat.
         sampler: replicates and minibatches. By default ten replicates on all data for natural-gradient steps, in
-            minibatches of 100 where there are more than 2000 data, and one where Hessians are taken; for other
+            minibatches of 100 where there are more than 2000 data, and two where Hessians are taken; for other
             optimisers four on all data, or one with a minibatch of 100.
         base: the gradient that the variates are added to; by default the one that suits the problem.
         rule: how their weights are learned.
