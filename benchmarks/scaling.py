@@ -4,8 +4,8 @@
 All but the seconds is read from the compiled program and is exact, whatever else the machine does. Simulated devices
 share the cores of the machine: their seconds show overhead, and no speed-up.
 
-    python benchmarks/scaling.py                                # simulated CPU devices, a process for each number
-    python benchmarks/scaling.py --gpu --out scaling_gpu.json   # the accelerators that are there
+    python benchmarks/scaling.py          # simulated CPU devices, a process for each number; seven minutes
+    python benchmarks/scaling.py --gpu    # the accelerators that are there
 """
 
 import argparse
@@ -148,7 +148,7 @@ ARRAY = re.compile(r"\b(pred|[sufc]\d+|bf16)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 
 
 def read_program(text: str, branch: Callable[..., Cost]) -> Cost:
@@ -168,7 +168,7 @@ def read_program(text: str, branch: Callable[..., Cost]) -> Cost:
         return found[name]
 
     def cost_of_instruction(shapes: dict[str, str], shape: str, kind: str, rest: str) -> Cost:
-        if kind == "dot":
+        if kind == "dot" or (kind == "custom-call" and "__cublas$" in rest):
             return Cost(flops=dot_flops(shapes, shape, rest))
         if kind in MOVES:
             return Cost(0.0, sum(map(math.prod, arrays_of(shape))), 1.0)
@@ -210,7 +210,7 @@ def dot_flops(shapes: dict[str, str], shape: str, rest: str) -> float:
     left = rest.split(",")[0].split("%")[-1].strip(" )")
     axes = arrays_of(shapes[left])[0][1:]
     contracted = CONTRACTED.search(rest)
-    length = math.prod(axes[int(k)] for k in contracted.group(1).split(",") if k) if contracted else 1
+    length = math.prod(axes[int(k)] for k in contracted.group(1).replace('"', "").split(",") if k) if contracted else 1
     return 2.0 * math.prod(arrays_of(shape)[0][1:]) * length
 
 
@@ -293,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the accelerators that are there")
     parser.add_argument("--here", action="store_true", help="measure in this process and print JSON")
-    parser.add_argument("--out", default="benchmarks/results/scaling.json", help="JSON file for the figures")
+    parser.add_argument("--out", help="JSON file for the figures; in benchmarks/results by default")
     options = parser.parse_args()
     if options.here:
         print(json.dumps(run_here()))
@@ -306,7 +306,7 @@ def main() -> None:
     about = {"jax": jax.__version__, "machine": platform.machine(), "device": parts[0]["device"]}
     for sizes in (TIMED, OTHER):
         print(f"\n{sizes}\n\n{table([row for row in rows if row['num_data'] == sizes.num_data])}")
-    with open(options.out, "w") as file:
+    with open(options.out or f"benchmarks/results/scaling{'_gpu' * options.gpu}.json", "w") as file:
         json.dump({**about, "rows": rows}, file, indent=1)
 
 
