@@ -4,8 +4,8 @@
 All but the seconds is read from the compiled program and is exact, whatever else the machine does. Simulated devices
 share the cores of the machine: their seconds show overhead, and no speed-up.
 
-    python benchmarks/scaling.py                                # simulated CPU devices, a process for each number
-    python benchmarks/scaling.py --gpu --out scaling_gpu.json   # the accelerators that are there
+    python benchmarks/scaling.py          # simulated CPU devices, a process for each number; seven minutes
+    python benchmarks/scaling.py --gpu    # the accelerators that are there
 """
 
 import argparse
@@ -29,16 +29,29 @@ from quell.compilation import quick_lower
 from quell.devices import checked_mesh, in_use
 from quell.fitting.loop import run_chunk
 from quell.fitting.plan import FitOptions, FitPlan
+from quell.models.quadrature import NUM_COARSE, NUM_FEW
 from quell.models.row_sum import ROWS_AT_ONCE
 
 DEVICES = (1, 2, 4, 8)
-NUM_DATA, DIM, BATCH, RANK = 65_536, 64, 1_024, 8
 NEVER = 2**30
 MOVES = ("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all")
-SECONDS = 1.0
+SECONDS = 0.5
 """Of one timing, about."""
 
 EXACT = quell.BaseGradient(quell.ClosedForm(full_data=True), quell.ClosedForm(), quell.ClosedForm())
+
+
+class Sizes(NamedTuple):
+    """N, d, B and k of docs/scaling.md."""
+
+    num_data: int
+    dim: int
+    batch_size: int
+    rank: int
+
+
+TIMED, OTHER = Sizes(65_536, 64, 1_024, 8), Sizes(98_304, 40, 512, 5)
+"""The formulas were written down from programs of the first sizes; those of the second test them."""
 
 
 class Cost(NamedTuple):
@@ -58,55 +71,75 @@ class Cost(NamedTuple):
         return Cost(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
+Formula = Callable[[Sizes, int], Cost]
+
+
 class Program(NamedTuple):
     """A step to be measured.
 
     Attributes:
         options: of its fit.
         family: that is fitted.
-        formula: its cost for rows N, coordinates d, batch B and devices P, as docs/scaling.md has it.
+        formula: its cost on a number of devices, as docs/scaling.md has it.
+        branch: of two, the one that counts: the cheapest is a step without a refresh.
     """
 
-    options: dict[str, Any]
-    family: Callable[[int], Any]
-    formula: Callable[[int, int, int, int], Cost]
+    options: Callable[[Sizes], dict[str, Any]]
+    family: Callable[[Sizes], Any]
+    formula: Formula
+    branch: Callable[..., Cost] = min
 
 
-def joint(every: int) -> dict[str, Any]:
+def joint(every: int) -> Callable[[Sizes], dict[str, Any]]:
     closed, quadratic = quell.ClosedForm(full_data=True), quell.AnchoredQuadratic(every=every)
     variate = quell.ControlVariate(quell.Data(), quell.Reparameterization(), closed, quadratic)
-    return {"variates": (variate,), "sampler": quell.Sampler(1, BATCH)}
+    return lambda sizes: {"variates": (variate,), "sampler": quell.Sampler(1, sizes.batch_size)}
 
 
-def of_exact(per_row: Callable[[int], float], in_all: Callable[[int], float], summed: Callable[[int], float]) -> Any:
-    def formula(n: int, d: int, b: int, p: int) -> Cost:
-        sums = math.ceil(n / p / ROWS_AT_ONCE) if p > 1 else 0
-        return Cost(per_row(d) * n / p + in_all(d), 4 * (summed(d) * (p > 1) + sums), sums + (p > 1))
-
-    return formula
+def all_rows(sizes: Sizes) -> dict[str, Any]:
+    return {"variates": (), "base": EXACT, "sampler": quell.Sampler(1)}
 
 
-def of_batch(n: int, d: int, b: int, p: int) -> Cost:
-    return Cost()
+def of_exact(rows: float, num_summed: int, row_flops: int) -> Cost:
+    """One sum at the end, and one number for each chunk of rows: the widest predictor, which decides on the nodes."""
+    chunks = math.ceil(rows / ROWS_AT_ONCE)
+    return Cost(rows * (row_flops + 4 * NUM_FEW), 4 * (num_summed + chunks), 1 + chunks)
 
 
-def of_refresh(n: int, d: int, b: int, p: int) -> Cost:
-    return of_batch(n, d, b, p)
+def of_mean_field(sizes: Sizes, p: int) -> Cost:
+    return of_exact(sizes.num_data / p, 2 * sizes.dim + 1, 12 * sizes.dim)
 
 
-EXACT_OPTIONS = {"variates": (), "base": EXACT, "sampler": quell.Sampler(1)}
+def of_low_rank(sizes: Sizes, p: int) -> Cost:
+    d, k = sizes.dim, sizes.rank
+    return of_exact(sizes.num_data / p, d * (k + 2) + 1, 10 * d * k + 14 * d)
+
+
+def of_full_rank(sizes: Sizes, p: int) -> Cost:
+    d = sizes.dim
+    return of_exact(sizes.num_data / p, d**2 + d + 1, 4 * d**2 + 10 * d).plus(Cost(8 * d**3))
+
+
+def of_batch(sizes: Sizes, p: int) -> Cost:
+    """The rows, their numbers, a byte for each while they are drawn, and the sums of three gradients and a value."""
+    d, size = sizes.dim, sizes.batch_size
+    flops = size / p * (2 * d**2 + 12 * d + 4 * NUM_COARSE) + 8 * d**3
+    return Cost(flops, 4 * size * (d + 1) + size + 4 * (3 * d + 1), size + 3)
+
+
+def of_refresh(sizes: Sizes, p: int) -> Cost:
+    """A minibatch, and the quadratic of all rows."""
+    d = sizes.dim
+    flops = sizes.num_data / p * (6 * d**2 + 4 * d + 8 * NUM_COARSE)
+    return of_batch(sizes, p).plus(Cost(flops, 4 * (d**2 + d + 1), 1))
+
+
 PROGRAMS = {
-    "exact, mean-field": Program(
-        EXACT_OPTIONS, quell.MeanField, of_exact(lambda d: 6 * d, lambda d: 0, lambda d: 2 * d + 1)
-    ),
-    "exact, low-rank": Program(
-        EXACT_OPTIONS, lambda d: quell.LowRank(d, RANK), of_exact(lambda d: 0, lambda d: 0, lambda d: 0)
-    ),
-    "exact, full-rank": Program(
-        EXACT_OPTIONS, quell.FullRank, of_exact(lambda d: 4 * d**2, lambda d: 0, lambda d: d**2 + d + 1)
-    ),
-    "minibatch": Program(joint(NEVER), quell.FullRank, of_batch),
-    "minibatch and refresh": Program(joint(1), quell.FullRank, of_refresh),
+    "all rows, mean-field": Program(all_rows, lambda sizes: quell.MeanField(sizes.dim), of_mean_field),
+    "all rows, low-rank": Program(all_rows, lambda sizes: quell.LowRank(sizes.dim, sizes.rank), of_low_rank),
+    "all rows, full-rank": Program(all_rows, lambda sizes: quell.FullRank(sizes.dim), of_full_rank),
+    "minibatch": Program(joint(NEVER), lambda sizes: quell.FullRank(sizes.dim), of_batch),
+    "minibatch and refresh": Program(joint(1), lambda sizes: quell.FullRank(sizes.dim), of_refresh, branch=max),
 }
 
 COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
@@ -115,11 +148,11 @@ ARRAY = re.compile(r"\b(pred|[sufc]\d+|bf16)\[([\d,]*)\]")
 CALLED = re.compile(r"(?:calls|to_apply|body|true_computation|false_computation)=%?([\w.\-]+)")
 BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
 
 
-def read_program(text: str) -> Cost:
-    """The cost of a compiled program: loops count as often as they run, and of branches the cheapest counts.
+def read_program(text: str, branch: Callable[..., Cost]) -> Cost:
+    """The cost of a compiled program: loops count as often as they run, and of branches the one that `branch` takes.
 
     A loop whose length is not known, as that over the steps of a fit, counts once.
     """
@@ -135,14 +168,14 @@ def read_program(text: str) -> Cost:
         return found[name]
 
     def cost_of_instruction(shapes: dict[str, str], shape: str, kind: str, rest: str) -> Cost:
-        if kind == "dot":
+        if kind == "dot" or (kind == "custom-call" and "__cublas$" in rest):
             return Cost(flops=dot_flops(shapes, shape, rest))
         if kind in MOVES:
             return Cost(0.0, sum(map(math.prod, arrays_of(shape))), 1.0)
         called = CALLED.findall(rest)
         if kind == "conditional":
             branches = [name.strip(" %") for found in BRANCHES.findall(rest) for name in found.split(",")]
-            return min(cost_of(name) for name in branches or called)
+            return branch(cost_of(name) for name in branches or called)
         if kind not in ("while", "fusion", "call"):
             return Cost()
         trips = TRIPS.search(rest) if kind == "while" else None
@@ -165,7 +198,7 @@ def split_computations(text: str) -> tuple[dict[str, list[tuple[str, str, str, s
 
 
 def arrays_of(shape: str) -> list[tuple[int, ...]]:
-    """Bytes of a number, and lengths of the axes, of each array in a type."""
+    """Bytes of a number and lengths of the axes, of each array in a type."""
     widths = {"pred": 1, "bf16": 2}
     return [
         (widths.get(kind) or int(kind[1:]) // 8, *(int(n) for n in axes.split(",") if n))
@@ -177,29 +210,32 @@ def dot_flops(shapes: dict[str, str], shape: str, rest: str) -> float:
     left = rest.split(",")[0].split("%")[-1].strip(" )")
     axes = arrays_of(shapes[left])[0][1:]
     contracted = CONTRACTED.search(rest)
-    length = math.prod(axes[int(k)] for k in contracted.group(1).split(",") if k) if contracted else 1
+    length = math.prod(axes[int(k)] for k in contracted.group(1).replace('"', "").split(",") if k) if contracted else 1
     return 2.0 * math.prod(arrays_of(shape)[0][1:]) * length
 
 
-def simulate() -> Any:
+def simulate(sizes: Sizes) -> Any:
     rng = np.random.default_rng(0)
-    features = (rng.normal(size=(NUM_DATA, DIM)) / np.sqrt(DIM)).astype(np.float32)
-    labels = features @ rng.normal(size=DIM) + rng.logistic(size=NUM_DATA) > 0
+    features = (rng.normal(size=(sizes.num_data, sizes.dim)) / np.sqrt(sizes.dim)).astype(np.float32)
+    labels = features @ rng.normal(size=sizes.dim) + rng.logistic(size=sizes.num_data) > 0
     return quell.logistic_regression(features, labels.astype(np.float32))
 
 
-def measure(name: str, model: Any, num_devices: int) -> dict[str, Any]:
+def measure(name: str, sizes: Sizes, model: Any, num_devices: int) -> dict[str, Any]:
     program = PROGRAMS[name]
     mesh = checked_mesh("all") if num_devices > 1 else None
-    plan = FitOptions(**program.options, mesh=mesh).plan(model, program.family(model.dim), jax.random.key(0))
+    plan = FitOptions(**program.options(sizes), mesh=mesh).plan(model, program.family(sizes), jax.random.key(0))
     with in_use(mesh):
         args = (plan.algorithm, plan.policy, plan.key, plan.start, jnp.asarray(1))
         compiled = quick_lower(run_chunk.__wrapped__, *args).compile()  # pyright: ignore[reportFunctionMemberAccess]
-        seconds = seconds_a_step(compiled, plan)
-    cost, memory = read_program(compiled.compiled.as_text()), compiled.compiled.memory_analysis()
-    expected = program.formula(NUM_DATA, DIM, BATCH, num_devices)
+        seconds = seconds_a_step(compiled, plan) if sizes == TIMED else None
+    cost, memory = read_program(compiled.compiled.as_text(), program.branch), compiled.compiled.memory_analysis()
+    expected = program.formula(sizes, num_devices)
+    if num_devices == 1:
+        expected = Cost(expected.flops)
     return {
         "program": name,
+        **sizes._asdict(),
         "devices": num_devices,
         **cost._asdict(),
         **{f"expected_{key}": value for key, value in expected._asdict().items()},
@@ -232,22 +268,24 @@ def run_child(num_devices: int) -> dict[str, Any]:
 
 
 def run_here() -> dict[str, Any]:
-    model, num_devices = simulate(), len(jax.devices())
-    rows = [measure(name, model, num_devices) for name in PROGRAMS]
+    num_devices, rows = len(jax.devices()), []
+    for sizes in (TIMED, OTHER):
+        model = simulate(sizes)
+        rows += [measure(name, sizes, model, num_devices) for name in PROGRAMS]
     return {"device": jax.devices()[0].device_kind, "rows": rows}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| step | devices | Mflop | formula | KB moved | formula | sums | formula | MB kept | MB temporary | ms |",
+        "| step | devices | Mflop | formula | bytes moved | formula | sums | formula | MB kept | MB temporary | ms |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         cells = [f"{row[at + 'flops'] / 1e6:.1f}" for at in ("", "expected_")]
-        cells += [f"{row[at + 'moved_bytes'] / 1e3:.1f}" for at in ("", "expected_")]
-        cells += [f"{row[at + 'num_moves']:.0f}" for at in ("", "expected_")]
+        cells += [f"{row[at + key]:,.0f}" for key in ("moved_bytes", "num_moves") for at in ("", "expected_")]
         cells += [f"{row[key] / 1e6:.1f}" for key in ("argument_bytes", "temporary_bytes")]
-        lines.append(f"| {row['program']} | {row['devices']} | {' | '.join(cells)} | {1e3 * row['seconds']:.2f} |")
+        cells += ["" if row["seconds"] is None else f"{1e3 * row['seconds']:.2f}"]
+        lines.append(f"| {row['program']} | {row['devices']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -255,7 +293,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the accelerators that are there")
     parser.add_argument("--here", action="store_true", help="measure in this process and print JSON")
-    parser.add_argument("--out", default="benchmarks/results/scaling.json", help="JSON file for the figures")
+    parser.add_argument("--out", help="JSON file for the figures; in benchmarks/results by default")
     options = parser.parse_args()
     if options.here:
         print(json.dumps(run_here()))
@@ -263,11 +301,12 @@ def main() -> None:
     if options.gpu and jax.default_backend() == "cpu":
         parser.error("--gpu was given, and JAX sees no accelerator. Install JAX for it, or leave out --gpu.")
     parts = [run_here()] if options.gpu else [run_child(number) for number in DEVICES]
-    rows = sorted((row for part in parts for row in part["rows"]), key=lambda row: list(PROGRAMS).index(row["program"]))
-    sizes = {"num_data": NUM_DATA, "dim": DIM, "batch_size": BATCH, "rank": RANK}
-    about = {"jax": jax.__version__, "machine": platform.machine(), "device": parts[0]["device"], **sizes}
-    print(table(rows))
-    with open(options.out, "w") as file:
+    names, rows = list(PROGRAMS), [row for part in parts for row in part["rows"]]
+    rows.sort(key=lambda row: (row["num_data"] != TIMED.num_data, names.index(row["program"])))
+    about = {"jax": jax.__version__, "machine": platform.machine(), "device": parts[0]["device"]}
+    for sizes in (TIMED, OTHER):
+        print(f"\n{sizes}\n\n{table([row for row in rows if row['num_data'] == sizes.num_data])}")
+    with open(options.out or f"benchmarks/results/scaling{'_gpu' * options.gpu}.json", "w") as file:
         json.dump({**about, "rows": rows}, file, indent=1)
 
 
