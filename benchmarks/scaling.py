@@ -121,10 +121,10 @@ def of_full_rank(sizes: Sizes, p: int) -> Cost:
 
 
 def of_batch(sizes: Sizes, p: int) -> Cost:
-    """The rows, their numbers, a byte for each while they are drawn, and the sums of three gradients and a value."""
+    """The rows, and the sums of three gradients and a value."""
     d, size = sizes.dim, sizes.batch_size
     flops = size / p * (2 * d**2 + 12 * d + 4 * NUM_COARSE) + 8 * d**3
-    return Cost(flops, 4 * size * (d + 1) + size + 4 * (3 * d + 1), size + 3)
+    return Cost(flops, 4 * size * (d + 1) + 4 * (3 * d + 1), 3)
 
 
 def of_refresh(sizes: Sizes, p: int) -> Cost:

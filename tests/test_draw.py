@@ -93,11 +93,22 @@ def _check_subsets(sampler, key, num_data, size):
 def test_small_subsets_are_exactly_uniform(num_data, size, monkeypatch, key):
     """Floyd's algorithm on all values that its random integers can take."""
 
-    def every_outcome(keys, limit):
+    def every_outcome(keys, limit, largest):
         return jnp.array(list(itertools.product(*(range(int(top)) for top in limit))))
 
     monkeypatch.setattr("quell.draw._integers", every_outcome)
     _check_subsets(Sampler(math.perm(num_data, size), size), key, num_data, size)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 690, 65_535, 65_537, 10**6, 2**24, 10**9, 2**31 - 1])
+def test_integers_are_remainders_of_all_64_bits(limit, key):
+    keys = jax.random.split(key, 500).reshape(5, 100)
+    words = np.asarray(jax.random.key_data(keys)).astype(object)
+    expected = (words[..., 0] * 2**32 + words[..., 1]) % limit
+    np.testing.assert_array_equal(draw._integers(keys, jnp.asarray(limit), limit), expected.astype(np.int64))
+    smaller = jnp.asarray([1 + limit // 2] * 100)
+    expected = (words[..., 0] * 2**32 + words[..., 1]) % int(smaller[0])
+    np.testing.assert_array_equal(draw._integers(keys, smaller, limit), expected.astype(np.int64))
 
 
 @pytest.mark.parametrize(("num_data", "size"), [(5, 4), (3, 3), (10, 7), (100, 40), (1000, 100), (20_000, 700)])

@@ -11,6 +11,9 @@ from quell.checks import check_count, check_key
 from quell.families import AbstractFamily
 from quell.problem import Problem
 
+MOST_DATA = 2**31 - 1
+"""Rows are numbered with 32 bits."""
+
 FLOYD_LIMIT = 32
 """Above this multiple of the data, the square of the batch size makes sorting all data the faster way."""
 
@@ -75,6 +78,11 @@ class Sampler(eqx.Module):
     def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: DTypeLike) -> Draw:
         """Turn a key into the noise and the minibatches of one step."""
         check_key(key)
+        if num_data > MOST_DATA:
+            raise ValueError(
+                f"A minibatch was asked for out of {num_data} data. At most {MOST_DATA} were needed, because rows are "
+                "numbered with 32 bits. Fit a part of the data."
+            )
         num, size = 1 if self.shared else self.num_replicates, self.batch_size or 0
         keys = jax.random.split(key, 1 + num * size)
         noise = family.noise(keys[0], self.num_replicates, dtype)
@@ -86,28 +94,41 @@ class Sampler(eqx.Module):
     def _index(self, keys: Key[Array, "sample datum"], num_data: int) -> Int[Array, "sample datum"]:
         num, size = keys.shape
         if self.replace or size == 1:
-            return _integers(keys, jnp.asarray(num_data))
+            return _integers(keys, jnp.asarray(num_data), num_data)
         if size**2 <= FLOYD_LIMIT * num_data:
             return _distinct(keys, num_data)
         return jax.lax.top_k(jax.random.uniform(keys[0, 0], (num, num_data)), size)[1]
 
 
-def _integers(keys: Key[Array, "sample datum"], limit: Int[Array, "*datum"]) -> Int[Array, "sample datum"]:
-    """Uniform integers below a limit, one a key: the 64 bits of the key itself, by the remainder.
+def _integers(
+    keys: Key[Array, "sample datum"], limit: Int[Array, "*datum"], largest: int
+) -> Int[Array, "sample datum"]:
+    """Uniform integers below a limit, one a key: the remainder of the 64 bits of the key itself.
 
     A key that comes from a split is as random as what could be drawn with it. Drawing would be a second call of the
-    generator, which takes as long as all the rest of a small draw.
+    generator, which takes as long as all the rest of a small draw. Numbers of 32 bits are divided as on paper, with as
+    many binary digits at a time as cannot overflow.
+
+    Args:
+        keys: one an integer.
+        limit: above all of them; at most `largest`.
+        largest: of the limits.
+
+    Bias: chances differ from each other by a part in 2**64 over the limit.
     """
     words, limit = jax.random.key_data(keys), limit.astype(jnp.uint32)
-    half = jnp.uint32(2**16) % limit
-    carried = (words[..., 0] % limit) * (half * half % limit) + words[..., 1] % limit
-    return (carried % limit).astype(jnp.int32)
+    remainder, low, left = words[..., 0] % limit, words[..., 1], 32
+    while left:
+        digits = min(left, 32 - largest.bit_length())
+        left -= digits
+        remainder = ((remainder << digits) | ((low >> left) & jnp.uint32(2**digits - 1))) % limit
+    return remainder.astype(jnp.int32)
 
 
 def _distinct(keys: Key[Array, "sample datum"], num_data: int) -> Int[Array, "sample datum"]:
     """Uniform subsets by Floyd's algorithm: step `k` picks a number up to `top_k`, or takes that if it is taken."""
     tops = jnp.arange(num_data - keys.shape[1], num_data, dtype=jnp.int32)
-    picks = _integers(keys, tops + 1)
+    picks = _integers(keys, tops + 1, num_data)
     return jax.lax.platform_dependent(picks, tops, cpu=_one_by_one, default=_all_at_once)
 
 

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array, Int, PyTree
 
 from quell.data.disk_rows import DiskRows
-from quell.devices import spread
+from quell.devices import settle, spread
 
 
 def on_disk(data: PyTree) -> bool:
@@ -54,6 +54,7 @@ def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."
     """
     if isinstance(data, DiskRows):
         return data.take(index, upcoming)
+    index = settle(index)  # drawn on each device: to divide so little work would take more messages than rows
     return spread(jax.tree.map(lambda leaf: leaf[index], data), leading=index.ndim)
 
 
