@@ -107,12 +107,12 @@ def of_exact(rows: float, num_summed: int, row_flops: int) -> Cost:
 
 
 def of_mean_field(sizes: Sizes, p: int) -> Cost:
-    return of_exact(sizes.num_data / p, 2 * sizes.dim + 1, 12 * sizes.dim)
+    return of_exact(sizes.num_data / p, 2 * sizes.dim + 1, 10 * sizes.dim)
 
 
 def of_low_rank(sizes: Sizes, p: int) -> Cost:
     d, k = sizes.dim, sizes.rank
-    return of_exact(sizes.num_data / p, d * (k + 2) + 1, 10 * d * k + 14 * d)
+    return of_exact(sizes.num_data / p, d * (k + 2) + 1, 4 * d * k + 10 * d)
 
 
 def of_full_rank(sizes: Sizes, p: int) -> Cost:
