@@ -71,6 +71,7 @@ from quell.natural import harmonic_schedule as harmonic_schedule
 from quell.natural import natural_gradient as natural_gradient
 from quell.problem import Problem as Problem
 from quell.problem import exact_elbo as exact_elbo
+from quell.processes import ProcessLost as ProcessLost
 from quell.status import DivergenceError as DivergenceError
 from quell.status import Status as Status
 from quell.sweeping import SweepResult as SweepResult
