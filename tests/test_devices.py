@@ -13,22 +13,25 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 import quell
 from quell import devices, processes
+from quell.cli.cluster import join
+from quell.cli.data_file import read_parts
 from quell.fitting.fingerprint import rows_digest
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 200
 
 
-def start(*args, num_devices, x64=True):
+def start(*args, num_devices, x64=True, cwd=None):
     options = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}", "JAX_PLATFORMS": "cpu"}
     options |= {"JAX_ENABLE_X64": "1" if x64 else "0", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
     command = [sys.executable, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, env=os.environ | options, **pipes)
+    return subprocess.Popen(command, env=os.environ | options, cwd=cwd, **pipes)
 
 
 def finish(*jobs, seconds=400):
@@ -211,3 +214,53 @@ def test_the_first_process_fails_for_all(monkeypatch):
     with pytest.raises(ValueError, match="first process could not go on"):
         processes.first_does(fails)
     assert said == [True, False]
+
+
+def test_shards_of_different_length_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.array([own, own - 1]))
+    with pytest.raises(ValueError, match=r"were given 8, 7 rows.*each process has 7"):
+        devices.place_rows({"x": jax.numpy.ones((8, 2))}, one_device())
+
+
+def test_rows_that_the_devices_of_a_process_do_not_divide_are_refused(monkeypatch):
+    several = Mesh(np.array([jax.devices()[0]] * 3), ("rows",))
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.array([own, own]))
+    with pytest.raises(ValueError, match=r"8 rows for 3 devices.*Leave out 2 rows"):
+        devices._place_shards({"x": jax.numpy.ones((8, 2))}, several)
+
+
+def test_files_are_shared_out(tmp_path):
+    for part in range(4):
+        np.savez(tmp_path / f"rows-{part}.npz", x=np.full((2, 3), part), y=np.full(2, part))
+    pattern = tmp_path / "rows-*.npz"
+    assert read_parts(pattern, part=0, num_parts=1)["y"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert read_parts(pattern, part=1, num_parts=2)["x"][:, 0].tolist() == [2, 2, 3, 3]
+    with pytest.raises(ValueError, match="finds 4 files for 3 processes"):
+        read_parts(pattern, part=0, num_parts=3)
+    with pytest.raises(ValueError, match="finds 0 files"):
+        read_parts(tmp_path / "none-*.npz", part=0, num_parts=2)
+    with pytest.raises(ValueError, match="A pattern of files was needed"):
+        read_parts(tmp_path / "rows-0.npz", part=0, num_parts=2)
+    np.savez(tmp_path / "rows-1.npz", x=np.ones((2, 3)))
+    with pytest.raises(ValueError, match="different names"):
+        read_parts(pattern, part=0, num_parts=1)
+
+
+@pytest.mark.parametrize(
+    "given", [("localhost:1", None, None), ("localhost:1", 2, None), (None, 2, 0), ("auto", 2, 0), (None, None, 1)]
+)
+def test_half_a_cluster_is_refused(given):
+    with pytest.raises(ValueError, match="All three"):
+        join(*given)
+
+
+@pytest.mark.slow
+def test_the_example_runs_in_two_processes(tmp_path):
+    port, script = free_port(), HERE.parent / "examples" / "many_hosts.py"
+    jobs = [start(script, f"localhost:{port}", 2, number, num_devices=2, cwd=tmp_path) for number in range(2)]
+    first, second = (job.communicate(timeout=300)[0] for job in jobs)
+    assert [job.returncode for job in jobs] == [0, 0], first + second
+    assert "2 processes with 4 devices" in first
+    assert "2 processes" not in second
+    assert (tmp_path / "many_hosts.quell").exists()
