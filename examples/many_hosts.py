@@ -9,7 +9,7 @@ On two terminals of one machine:
 On several hosts, give the address of the first one; on a cluster that JAX knows (Slurm, MPI), give no arguments. Each
 process makes, or loads, only its own rows; equally many. What differs between them is nothing else. The first process
 shows progress and writes `many_hosts.quell`. Should a process die, the others end within a minute, and the same
-commands, for the same or for another number of processes, go on from that file.
+commands, for the same or for another number of processes that divides 40, go on from that file.
 """
 
 import sys

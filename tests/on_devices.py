@@ -41,6 +41,7 @@ def fits(steps, mesh):
         "paper": quell.fit(model, family, variates=quell.paper.variates("S7"), **adam, **shared),
         "joint": quell.fit(model, family, variates=[joint], **adam, **shared),
         "auto": quell.fit(model, family, **shared),
+        "default": quell.fit(model, family, variates=[joint], steps=steps, key=jax.random.key(4), mesh=mesh),
         "many": quell.fit(model, family, variates=[joint], sampler=quell.Sampler(8, 2), **shared),
     }
     return {name: result.params for name, result in by_name.items()}

@@ -203,7 +203,7 @@ def test_the_digest_of_rows_sees_every_value_and_its_place(dtype):
 def test_the_first_process_fails_for_all(monkeypatch):
     said = []
     monkeypatch.setattr(processes, "are_several", lambda: True)
-    monkeypatch.setattr(processes, "agree", lambda number: said.append(number) or 1)
+    monkeypatch.setattr(processes, "agree", lambda number: said.append(number) or processes.FAILED)
 
     def fails():
         raise ValueError("here")
@@ -213,21 +213,44 @@ def test_the_first_process_fails_for_all(monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     with pytest.raises(ValueError, match="first process could not go on"):
         processes.first_does(fails)
-    assert said == [True, False]
+    assert said == [processes.FAILED, 0]
 
 
 def test_shards_of_different_length_are_refused(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.array([own, own - 1]))
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, own - 1]))
     with pytest.raises(ValueError, match=r"were given 8, 7 rows.*each process has 7"):
         devices.place_rows({"x": jax.numpy.ones((8, 2))}, one_device())
 
 
 def test_rows_that_the_devices_of_a_process_do_not_divide_are_refused(monkeypatch):
     several = Mesh(np.array([jax.devices()[0]] * 3), ("rows",))
-    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.array([own, own]))
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, own - [0, 1]]))
     with pytest.raises(ValueError, match=r"8 rows for 3 devices.*Leave out 2 rows"):
         devices._place_shards({"x": jax.numpy.ones((8, 2))}, several)
+
+
+def test_the_same_rows_in_all_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, own]))
+    with pytest.raises(ValueError, match=r"All 2 processes were given the same 8 rows"):
+        devices._place_shards({"x": jax.numpy.ones((8, 2))}, one_device())
+
+
+def test_natural_gradients_of_other_data_are_refused():
+    model, few = (quell.logistic_regression(np.ones((num, 2)), np.arange(num) % 2) for num in (8, 4))
+    optimizer = quell.natural_gradient(quell.Problem(few, quell.FullRank(2)))
+    with pytest.raises(ValueError, match="for 4 data, and the fit has 8"):
+        quell.fit(model, quell.FullRank(2), optimizer=optimizer, key=jax.random.key(0))
+
+
+def test_a_lost_connection_is_a_lost_process(monkeypatch):
+    def gone(array):
+        raise ValueError("UNKNOWN: Connection closed by peer")
+
+    monkeypatch.setattr(processes, "are_several", lambda: True)
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", gone)
+    with pytest.raises(quell.ProcessLost, match="Connection closed by peer"):
+        processes.agree(3)
 
 
 def test_files_are_shared_out(tmp_path):

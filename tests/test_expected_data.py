@@ -122,7 +122,7 @@ def test_a_few_rows_at_a_time_give_the_same(family, at_once, monkeypatch):
 
     whole, elbo = gradient(), quell.exact_elbo(evaluation.problem, evaluation.params)
     monkeypatch.setattr(closed_form, "ROWS_AT_ONCE", at_once)
-    monkeypatch.setattr("quell.problem.ROWS_AT_ONCE", at_once)
+    monkeypatch.setattr(row_sum, "ROWS_AT_ONCE", at_once)
     all_close(jax.jit(gradient)(), whole, EXACT)
     all_close(quell.exact_elbo(evaluation.problem, evaluation.params), elbo, EXACT)
 

@@ -6,6 +6,7 @@ and inserts the sums over devices. Without a mesh in use nothing happens.
 """
 
 import contextlib
+import zlib
 from typing import Any, Literal
 
 import jax
@@ -155,7 +156,16 @@ def _place_shards(data: PyTree, mesh: Mesh) -> PyTree:
     from jax.experimental import multihost_utils
 
     lengths = [leaf.shape[0] for leaf in jax.tree.leaves(data)]
-    everywhere = multihost_utils.process_allgather(np.asarray(lengths[0]))
+    rows = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
+    own = np.asarray([lengths[0], *(zlib.crc32(leaf.tobytes()) >> 1 for leaf in rows)], np.int32)
+    told = np.reshape(multihost_utils.process_allgather(own), (-1, own.size))
+    everywhere = told[:, 0]
+    if (told == told[0]).all():
+        raise ValueError(
+            f"All {len(told)} processes were given the same {lengths[0]} rows. Rows of its own for each were needed, "
+            "because all together are the data. Read another part in each, for example by `jax.process_index()`, or "
+            "give `quell fit` a pattern of files as `--data`."
+        )
     if len(set(everywhere.tolist())) > 1:
         raise ValueError(
             f"The processes were given {', '.join(map(str, everywhere.tolist()))} rows. As many in each process were "

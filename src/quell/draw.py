@@ -78,7 +78,7 @@ class Sampler(eqx.Module):
     def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: DTypeLike) -> Draw:
         """Turn a key into the noise and the minibatches of one step."""
         check_key(key)
-        if num_data > MOST_DATA:
+        if self.batch_size is not None and num_data > MOST_DATA:
             raise ValueError(
                 f"A minibatch was asked for out of {num_data} data. At most {MOST_DATA} were needed, because rows are "
                 "numbered with 32 bits. Fit a part of the data."

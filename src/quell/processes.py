@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 NOT_THERE = -1
+FAILED = -1
 
 
 class ProcessLost(RuntimeError):
@@ -36,19 +37,27 @@ def agree(number: int) -> int:
     return int(_broadcast(np.asarray(number, np.int32))) if are_several() else number
 
 
-def first_does(action: Callable[[], None]) -> None:
-    """Do something in the first process; where it fails, no process goes on."""
-    failed: Exception | None = None
+def first_says(ask: Callable[[], bool]) -> bool:
+    """The answer of the first process, in all of them; where it fails, no process goes on."""
+    if not are_several():
+        return ask()
+    failed, answer = None, 0
     if is_first():
         try:
-            action()
+            answer = int(ask())
         except Exception as error:  # handed on below, after the others know
-            failed = error
-    is_lost = agree(failed is not None)
+            failed, answer = error, FAILED
+    answer = agree(answer)
     if failed is not None:
         raise failed
-    if is_lost:
+    if answer == FAILED:
         raise ValueError("The first process could not go on. Look at what it says.")
+    return bool(answer)
+
+
+def first_does(action: Callable[[], None]) -> None:
+    """Do something in the first process; where it fails, no process goes on."""
+    first_says(lambda: action() is not None)
 
 
 def is_there(path: Path) -> bool:
@@ -61,8 +70,8 @@ def read_shared(path: Path) -> bytes:
     if not are_several():
         return path.read_bytes()
     raw = path.read_bytes() if is_first() and path.exists() else None
-    length = agree(NOT_THERE if raw is None else len(raw))
-    if length == NOT_THERE:
+    high, low = (agree(part) for part in divmod(NOT_THERE if raw is None else len(raw), 2**30))
+    if (length := high * 2**30 + low) == NOT_THERE:
         raise FileNotFoundError(f"{path} was not found by the first process.")
     sent = np.zeros(length, np.uint8) if raw is None else np.frombuffer(raw, np.uint8)
     return _broadcast(sent).tobytes()
@@ -116,4 +125,7 @@ def _here() -> str:
 def _broadcast(array: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.broadcast_one_to_all(array))
+    try:
+        return np.asarray(multihost_utils.broadcast_one_to_all(array))
+    except (RuntimeError, ValueError) as error:  # JAX has no error of its own for a connection that is gone
+        raise lost(error, "") from error

@@ -2,6 +2,7 @@
 """Arrays by name from a file of the user's: `.npz`, or `.csv` with a header."""
 
 import csv
+import glob
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,14 +33,14 @@ def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndar
         part: which share.
         num_parts: how many there are.
     """
-    if not any(sign in pattern.name for sign in "*?["):
+    if not glob.has_magic(str(pattern)):
         if num_parts > 1:
             raise ValueError(
                 f"`--data` was given as {str(pattern)!r} for {num_parts} processes. A pattern of files was needed, of "
                 "which each process reads its own. Type for example `--data 'rows-*.npz'`."
             )
         return read_data(pattern)
-    files = sorted(pattern.parent.glob(pattern.name))
+    files = sorted(map(Path, glob.glob(str(pattern))))
     if not files or len(files) % num_parts:
         raise ValueError(
             f"`--data` was given as {str(pattern)!r}, which finds {len(files)} files for {num_parts} processes. As "

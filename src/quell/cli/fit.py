@@ -81,7 +81,8 @@ def fit(
             Console(stderr=True).print(escape(str(error)), soft_wrap=True)
             raise typer.Exit(code=1) from None
     if result.status is Status.INTERRUPTED:
-        text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on: {settings.command(out)}"
+        same = ", with the same options for devices" if all_devices else ""
+        text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on{same}: {settings.command(out)}"
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=130)
     with in_use(mesh):
@@ -94,9 +95,8 @@ def print_outcome(folder: FitFolder, result: FitResult) -> None:
     _, line, tried = str(result.choice or "").partition("\n")
     where = f"{folder.report.name} shows it." if folder.report.exists() else f"`quell report {folder.path}` shows it."
     text = f"{result!r}{line}{tried}\nWritten to {folder.path}: {where}"
-    if jax.process_index() > 0:
-        return
-    output_console().print(escape(text), soft_wrap=True)
+    if jax.process_index() == 0:
+        output_console().print(escape(text), soft_wrap=True)
     if result.status is Status.DIVERGED:
         text = f"The fit diverged after {result.history.num_steps} steps. {result.status.value}"
         Console(stderr=True).print(escape(text), soft_wrap=True)

@@ -109,6 +109,10 @@ class DiskRows(eqx.Module):
         """Shapes and dtypes of as many rows, as a model sees them."""
         return _like(self.files, self.structure, self.prepare, num)
 
+    def like_raw(self, num: int) -> PyTree:
+        """The same before they are prepared."""
+        return _like(self.files, self.structure, None, num)
+
     def take(self, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
         """Rows of an index, read when the program runs.
 

@@ -13,7 +13,7 @@ import equinox as eqx
 from quell.checks import check_count, check_positive
 from quell.fitting.checkpoint_file import CheckpointError, read_contents
 from quell.fitting.reached import Reached, load_reached, save_reached
-from quell.processes import is_first, is_there
+from quell.processes import first_does, is_first, is_there
 
 _DEFAULT_MINUTES = 1.0
 
@@ -29,7 +29,8 @@ class Checkpoint(eqx.Module):
     then the fit goes on to rounding. Of several processes the first reads and writes the file.
 
     To go on, call the same fit with `resume=True`. It may have more `steps` than before, if its optimiser does not
-    depend on them as the default one of families that are not Gaussian does. What was chosen automatically is kept;
+    depend on them as the default one of families that are not Gaussian does, and that of a fit with
+    `result.choice.anneals`. What was chosen automatically is kept;
     a long fit that chooses its variates by the clock is resumed with them, but not bit for bit. There is no pickle in
     the file.
 
@@ -114,9 +115,14 @@ class Keeper:
                 )
             self.saved = self.read(fresh)
             self.saved_at = time.monotonic()
-            if is_first():
-                _remove_unfinished(path)
+            first_does(lambda: _remove_unfinished(path))
             return self.saved
+        first_does(lambda: self._write_first(fresh))
+        return fresh
+
+    def _write_first(self, fresh: Reached) -> None:
+        assert self.checkpoint is not None
+        path = self.checkpoint.path
         try:
             self._write(fresh)
         except OSError as error:
@@ -124,7 +130,6 @@ class Keeper:
                 f"The checkpoint {path} cannot be written ({error.strerror}). A file in a folder that is there was "
                 f"needed. Write for example `quell.Checkpoint('fit.quell')`, or make the folder {path.parent}."
             ) from error
-        return fresh
 
     def read(self, fresh: Reached) -> Reached:
         """What the checkpoint holds."""

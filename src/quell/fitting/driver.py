@@ -4,6 +4,7 @@
 import dataclasses
 import functools
 import time
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -24,7 +25,7 @@ from quell.fitting.result import FitResult
 from quell.gradient import Gradient
 from quell.history import History
 from quell.natural import natural_sq_norm
-from quell.processes import agree, are_several, is_first, last_words, lost
+from quell.processes import ProcessLost, agree, are_several, first_says, is_first, last_words, lost
 from quell.status import Status
 
 LEAST_GAIN = 1e-3
@@ -60,8 +61,9 @@ def _run_plan(plan: FitPlan) -> list[FitResult]:
         with bar as report, last_words(keeper.advice):
             run.go(keeper, report)
     except KeyboardInterrupt:
-        pass
-    except jax.errors.JaxRuntimeError as error:
+        if are_several():
+            raise  # the others wait for this process, and cannot know
+    except (jax.errors.JaxRuntimeError, ProcessLost) as error:
         if not are_several():
             raise
         raise lost(error, keeper.advice) from error
@@ -265,9 +267,7 @@ class Run:
                 recent=self.reached.pieces[number][-1],
                 seconds=self.seconds,
             )
-            answer = callback(told) if is_first() else False
-            stops = agree(isinstance(answer, bool | np.bool_) and bool(answer))
-            if stops and number not in self.ended:
+            if first_says(lambda told=told: _is_true(callback(told))) and number not in self.ended:
                 self.ended[number] = Status.STOPPED
 
     def _member(self, tree: PyTree, number: int) -> PyTree:
@@ -279,6 +279,10 @@ class Run:
         if self.step[number] >= self.plan.options.steps:
             return Status.COMPLETED
         return self.ended.get(number, Status.INTERRUPTED)
+
+
+def _is_true(answer: Any) -> bool:
+    return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
 def _retuned(steps: int) -> list[int]:

@@ -37,7 +37,7 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
     latent, batch = jax.eval_shape(lambda: jnp.zeros(model.dim)), like_rows(model.data, 3)
     return {
         "model": {"class": _class_name(model), "dim": model.dim, "num_data": model.num_data},
-        "data": model.data.digest if isinstance(model.data, DiskRows) else named(model.data, rows_digest),
+        "data": _disk_digest(model.data) if isinstance(model.data, DiskRows) else named(model.data, rows_digest),
         "log-likelihood": program_digest(model.log_likelihood, latent, batch),
         "log-prior": program_digest(model.prior.log_prob, latent),
         "family": describe(gradient.problem.family),
@@ -91,6 +91,13 @@ def array_digest(leaf: Any) -> str:
     """Dtype, shape and a digest of the values."""
     array = np.ascontiguousarray(plain_array(leaf))
     return f"{_shape(leaf)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def _disk_digest(rows: DiskRows) -> dict[str, str]:
+    """Of the files, and of what is made of their rows."""
+    if rows.prepare is None:
+        return rows.digest
+    return rows.digest | {"prepare": program_digest(rows.prepare, rows.like_raw(3))}
 
 
 def rows_digest(leaf: Any) -> str:

@@ -32,7 +32,7 @@ from quell.fitting.rough import RoughStart, walk_many, walk_one
 from quell.gradient import Gradient
 from quell.history import History
 from quell.models import AbstractModel
-from quell.natural import has_natural_gradient, is_natural, natural_gradient
+from quell.natural import has_natural_gradient, is_natural, natural_gradient, natural_num_data
 from quell.problem import Problem
 from quell.variates import BaseGradient, ControlVariate, default_base
 
@@ -123,7 +123,9 @@ class FitOptions(eqx.Module):
             base = self.base or default_base(problem)
             gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
         choice = None if tuned is None else tuned.choice
-        _check_shares(gradient)
+        _check_shares(model.num_data, self.sampler)
+        if given is not None:
+            _check_made_for(given, model.num_data)
         algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
         still = 0
@@ -262,16 +264,15 @@ def _falling(rate: float, steps: int) -> optax.Schedule:
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
     """All data where they are few. Natural-gradient steps are few and long: they take more samples each.
 
-    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory. Devices
-    of a mesh divide what a step sees.
+    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory. It does
+    not depend on the devices, so that any number of them gives the same fit.
     """
-    devices = num_devices()
-    sees_all = model.num_data <= LARGEST_FULL and not on_disk(model.data) and model.num_data % devices == 0
+    sees_all = model.num_data <= LARGEST_FULL and not on_disk(model.data)
     replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
     if sees_all:
         return Sampler(replicates)
     fit_in = max(1, most_rows(model.data) // (max(SAMPLES) * replicates)) if on_disk(model.data) else DEFAULT_BATCH_SIZE
-    return Sampler(replicates, -(-min(fit_in, DEFAULT_BATCH_SIZE) // devices) * devices)
+    return Sampler(replicates, min(fit_in, DEFAULT_BATCH_SIZE))
 
 
 def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
@@ -289,11 +290,27 @@ def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
 
 
-def _check_shares(gradient: Gradient) -> None:
-    """Refuse steps that the devices of the mesh in use cannot divide."""
-    sampler = gradient.sampler
-    replicates = 1 if sampler.shared else sampler.num_replicates
-    check_divides(num_devices(), gradient.problem.model.num_data, sampler.batch_size, replicates)
+def _check_shares(num_data: int, sampler: Sampler | None) -> None:
+    """Refuse data, and minibatches that were asked for, that the devices of the mesh in use cannot divide.
+
+    Of few data each device has all, and a minibatch of the default size may be the same work on each.
+    """
+    if num_data > LARGEST_FULL:
+        check_divides(num_devices(), num_data, None, 1)
+    if sampler is not None:
+        replicates = 1 if sampler.shared else sampler.num_replicates
+        check_divides(num_devices(), num_data, sampler.batch_size, replicates)
+
+
+def _check_made_for(optimizer: optax.GradientTransformation, num_data: int) -> None:
+    """Refuse natural-gradient steps of a problem with another number of data: theirs would be too long or too short."""
+    made_for = natural_num_data(optimizer)
+    if made_for is not None and made_for != num_data:
+        raise ValueError(
+            f"`optimizer` was given as natural-gradient steps for {made_for} data, and the fit has {num_data}. The "
+            "same number was needed; several processes have all their rows together. Leave `optimizer` out, or write "
+            "`quell.natural_gradient` for a problem with all data."
+        )
 
 
 def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:

@@ -80,15 +80,17 @@ def fit(
         checkpoint: keep the fit in a file, or go on from one.
         callback: called between chunks of steps, about four times a second, with a `FitProgress`; returning True ends
             the fit, as `STOPPED`. The clock decides when; what must be the same in every run belongs in
-            `early_stopping`. An exception passes through, after the checkpoint is written.
+            `early_stopping`. An exception passes through, after the checkpoint is written. Of several processes the
+            first calls it, which must not evaluate anything on the data: the others would have to as well.
         progress: show a bar; by default where somebody is watching.
         mesh: spread data and work over these devices, or over `"all"`; the fit is the same to rounding. Their number
-            must divide the minibatch, or all data where a step sees them. With several processes each gives its own
-            rows, equally many, and all else alike.
+            must divide the data, where these are more than 2,000, and the minibatch of a `sampler`. With several
+            processes each gives its own rows, equally many, and all else alike; what evaluates the result on the data
+            (`elbo`, `report`) must be called in all of them.
         throw: raise on divergence instead of returning the last finite parameters with a warning.
 
     Returns:
-        Parameters, history and status. Ctrl-C returns what was reached.
+        Parameters, history and status. Ctrl-C returns what was reached; in one of several processes it ends all.
 
     Example:
         >>> import jax, quell

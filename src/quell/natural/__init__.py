@@ -8,3 +8,4 @@ from quell.natural.transformation import geometry_of as geometry_of
 from quell.natural.transformation import has_natural_gradient as has_natural_gradient
 from quell.natural.transformation import is_natural as is_natural
 from quell.natural.transformation import natural_gradient as natural_gradient
+from quell.natural.transformation import natural_num_data as natural_num_data

@@ -137,7 +137,12 @@ def has_natural_gradient(family: AbstractFamily) -> bool:
 
 def is_natural(optimizer: optax.GradientTransformation) -> bool:
     """Whether an optimiser is one that `natural_gradient` made."""
-    return getattr(optimizer.update, "is_natural", False)
+    return natural_num_data(optimizer) is not None
+
+
+def natural_num_data(optimizer: optax.GradientTransformation) -> int | None:
+    """Number of data that `natural_gradient` made an optimiser for; `None` for any other optimiser."""
+    return getattr(optimizer.update, "num_data", None)
 
 
 def geometry_of(family: AbstractFamily) -> AbstractGeometry:
@@ -197,7 +202,7 @@ def _transformation(
         after = NaturalState(state.step + 1, rate, direction if tunes else None, velocity)
         return jax.tree.map(jnp.subtract, moved, params), after
 
-    update.is_natural = True  # pyright: ignore[reportFunctionMemberAccess]
+    update.num_data = num_data  # pyright: ignore[reportFunctionMemberAccess]
     return optax.GradientTransformation(init, update)
 
 
