@@ -112,6 +112,7 @@ def test_a_resumed_fit_is_the_uninterrupted_one(error, key, path, stop_after):
         assert any((one != other).any() for one, other in pairs), "there is something to lose"
 
 
+@pytest.mark.slow
 def test_twenty_kills_leave_whole_checkpoints_and_the_same_fit():
     """Five of the twenty, with SIGKILL on real processes; `python tests/kill_resume.py` does all."""
     script = Path(__file__).with_name("kill_resume.py")
@@ -246,12 +247,12 @@ def test_a_choice_that_was_changed_on_the_way_is_resumed(key, path, monkeypatch)
     monkeypatch.setattr(automatic, "SAMPLES", (1,))
     whole = _choosing(key, quell.Checkpoint(path))
     assert whole.choice.reason == "Made up."
-    assert whole.gradient.sampler.num_replicates == 8
+    assert whole.gradient.sampler.num_replicates == 8 * 4
     weights = whole.history.weights
     assert ((weights[5:10] != 0).any(axis=0) == ~(weights[12:] != 0).any(axis=0)).all()
     longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
     assert longer.choice.spec() == whole.choice.spec()
-    assert longer.gradient.sampler.num_replicates == 8
+    assert longer.gradient.sampler.num_replicates == 8 * 4
     _assert_same(whole.history, jax.tree.map(lambda values: values[:40], longer.history))
 
 

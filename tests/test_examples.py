@@ -81,4 +81,5 @@ def test_gamma_poisson_finds_the_posterior():
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_examples_say_how_to_run_them(name):
-    assert f"python examples/{name}.py --out DIR" in load(name).__doc__
+    arguments = "localhost:7777 2 0" if name == "many_hosts" else "--out DIR"
+    assert f"python examples/{name}.py {arguments}" in load(name).__doc__

@@ -201,6 +201,7 @@ def test_with_many_data_only_few_steps_see_all_of_them(monkeypatch):
 
     assert choice(optax.adam(0.01)).choice.exact
     monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
+    monkeypatch.setattr(plan, "LARGEST_FULL", 200)
     assert choice(None).choice.exact
     sampled = choice(optax.adam(0.01))
     assert not sampled.choice.exact
