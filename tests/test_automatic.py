@@ -267,6 +267,7 @@ def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     assert (moved != settled).all()
 
 
+@pytest.mark.slow
 def test_the_look_is_at_the_noise_alone():
     """Against the exact covariance, and far from the optimum, where the gradient itself is long."""
     problem = quell.Problem(general(), quell.FullRank(2))

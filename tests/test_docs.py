@@ -258,7 +258,7 @@ def _capped(function, count, **fixed):
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:Mean of empty slice")
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[pytest.mark.slow] if path not in IN_FULL else []) for path in RUNNABLE],
+    [pytest.param(path, marks=[] if path == README else [pytest.mark.slow]) for path in RUNNABLE],
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
 def test_the_code_of_a_page_runs(path, execution, monkeypatch, request):

@@ -122,6 +122,7 @@ RP, RP2, SF, CF = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "left", "right"),
     [("grads", RP, CF), ("symmetric", RP, RP2), ("values", SF, RP), ("closed form", RP, CF)],

@@ -197,6 +197,7 @@ def test_inner_products_of_averages(name, key):
     np.testing.assert_allclose(evaluation.particles.mean_gram(samples), dense_gram(means), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 4])
 def test_closed_form_of_minibatches_low_rank_and_dense_agree(rank, key):
     """A minibatch of one datum is kept as a low-rank form, one of four data is not; both match autodiff."""
@@ -242,6 +243,7 @@ def test_jit_equals_eager_and_does_not_compile_twice(name, key):
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in LIGHT if name.startswith("logistic")])
 def test_float32_is_near_float64(name, key):
     problem = PROBLEMS[name]

@@ -43,6 +43,7 @@ def test_the_catalogue_says_what_the_recipes_say(found):
         assert variate.refuses(problem) == reason, variate
 
 
+@pytest.mark.slow
 def test_redundant_ones_are_linear_combinations_and_the_others_are_not(found):
     problem = quell.Problem(LOGISTIC, quell.FullRank(2))
     params = problem.family.init(dtype=jnp.float64)
@@ -65,6 +66,7 @@ def test_redundant_ones_are_linear_combinations_and_the_others_are_not(found):
     np.testing.assert_allclose(basis.T @ fitted, others.T, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_likelihood_that_is_undefined_in_places_and_two_data_are_no_reason_to_call_a_variate_redundant():
     model = quell.Model(lambda z, x: x * jnp.log(z[0]), lambda z: -(z[0] ** 2), jnp.array([0.5, 2.0]), 1)
     found = quell.catalogue(model, quell.MeanField(1, init_scale=1.0))
