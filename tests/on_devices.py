@@ -14,6 +14,9 @@ import optax
 from jax.sharding import Mesh
 
 import quell
+from quell import devices
+from quell.data.access import take_rows
+from quell.models.row_sum import sum_over_rows
 
 
 def main(out, steps, sizes, port=None, num=None, process=None):
@@ -22,6 +25,10 @@ def main(out, steps, sizes, port=None, num=None, process=None):
             f"localhost:{port}", int(num), int(process), heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
         )
     found = {}
+    if port is None:
+        check_work_is_divided()
+        check_wide_parameters_are_spread()
+        check_a_checkpoint_goes_on_without_its_mesh(out)
     for size in map(int, sizes.split(",")):
         mesh = "all" if port else Mesh(np.array(jax.devices()[:size]), ("rows",)) if size else None
         for name, params in fits(int(steps), mesh).items():
@@ -50,6 +57,44 @@ def fits(steps, mesh):
             "many": quell.fit(model, family, variates=[joint], sampler=quell.Sampler(8, 2), **shared),
         }
     return {name: result.params for name, result in by_name.items()}
+
+
+def check_work_is_divided():
+    """Fits would be the same if every device did everything: so look at what each of them holds."""
+    mesh = devices.checked_mesh("all")
+    rows = devices.place_rows({"x": np.ones((64, 4))}, mesh)
+    assert {shard.data.shape for shard in rows["x"].addressable_shards} == {(64 // mesh.size, 4)}
+    with devices.in_use(mesh):
+        taken = jax.jit(lambda data, index: take_rows(data, index)["x"])(rows, np.arange(0, 64, 4))
+        assert {shard.data.shape for shard in taken.addressable_shards} == {(16 // mesh.size, 4)}
+        total = jax.jit(lambda data: sum_over_rows(lambda own, counts: counts @ own["x"], data, at_once=2))
+        program = total.lower(rows).compile().as_text()
+    assert "all-reduce" in program
+    assert "all-gather" not in program, "each device goes through its own rows"
+
+
+def check_wide_parameters_are_spread(wide=16):
+    """With a lower bound for what is wide; the fit is the same."""
+    model, usual = own_rows(), devices.WIDE
+    options = {"variates": (), "steps": 20, "sampler": quell.Sampler(1, 16), "key": jax.random.key(0)}
+    alone = quell.fit(model, quell.FullRank(4), **options)
+    devices.WIDE = wide
+    result = quell.fit(model, quell.FullRank(4), mesh=Mesh(np.array(jax.devices()[:4]), ("rows",)), **options)
+    devices.WIDE = usual
+    assert {shard.data.shape for shard in result.params.scale.addressable_shards} == {(1, 4)}
+    np.testing.assert_allclose(np.asarray(result.params.scale), alone.params.scale, rtol=1e-4, atol=1e-6)
+
+
+def check_a_checkpoint_goes_on_without_its_mesh(out):
+    """And the other way round, with default settings, which must not depend on the devices."""
+    rng = np.random.default_rng(1)
+    model = quell.logistic_regression(rng.normal(size=(2048, 3)), rng.integers(0, 2, size=2048))
+    path, options = f"{out}.quell", {"variates": (), "key": jax.random.key(0)}
+    for steps, mesh in ((10, "all"), (20, None), (30, "all")):
+        checkpoint = quell.Checkpoint(path, resume=True)
+        result = quell.fit(model, quell.FullRank(3), steps=steps, mesh=mesh, checkpoint=checkpoint, **options)
+    whole = quell.fit(model, quell.FullRank(3), steps=30, **options)
+    np.testing.assert_allclose(np.asarray(result.params.loc), whole.params.loc, rtol=1e-4, atol=1e-6)
 
 
 def own_rows():

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import quell
 import tolerances
+from model_files import ROWS, write_files
 from quell.cli.app import app
 from quell.cli.data_file import read_data
 from quell.cli.fit_settings import FitSettings
@@ -51,16 +52,11 @@ def slope(x, y):
     with numpyro.plate("rows", len(x)):
         numpyro.sample("y", dist.Normal(rate * x, 0.5), obs=y)
 """
-ROWS = "x,y\n1.0,0.3\n2.0,1.1\n-1.0,-0.2\n0.5,0.4\n"
 
 
 @pytest.fixture
 def files(tmp_path):
-    """A file of models and one of data, in a folder of their own."""
-    models, data = tmp_path / "models.py", tmp_path / "data.csv"
-    models.write_text(MODELS)
-    data.write_text(ROWS)
-    return SimpleNamespace(models=models, data=data, out=tmp_path / "new" / "out")
+    return write_files(tmp_path, MODELS)
 
 
 @pytest.fixture

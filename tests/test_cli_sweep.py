@@ -3,7 +3,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 
 import quell
 import tolerances
+from model_files import write_files
 from quell.cli import sweep as command
 from quell.cli.app import app
 from quell.cli.fit_settings import FitSettings
@@ -27,16 +27,11 @@ def line(x, y):
 def broken(x, y):
     return quell.Model(lambda z, row: jnp.zeros((7, 7)), quell.NormalPrior(), x, 1)
 """
-ROWS = "x,y\n1.0,0.3\n2.0,1.1\n-1.0,-0.2\n0.5,0.4\n"
 
 
 @pytest.fixture
 def files(tmp_path):
-    """A file of models and one of data, in a folder of their own."""
-    models, data = tmp_path / "models.py", tmp_path / "data.csv"
-    models.write_text(MODELS)
-    data.write_text(ROWS)
-    return SimpleNamespace(models=models, data=data, out=tmp_path / "new" / "out")
+    return write_files(tmp_path, MODELS)
 
 
 def _sweep(files, *words, model="line", **options):

@@ -4,6 +4,7 @@
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -143,6 +144,24 @@ def wait_until(look, *, changes, seconds=120):
         seen.add(look())
 
 
+LAST_WORDS = """
+import os, sys
+from quell import processes
+processes.are_several = lambda: True
+with processes.last_words("Go on."):
+    os.abort() if sys.argv[1] == "dies" else None
+"""
+
+
+def test_a_process_that_is_ended_from_outside_has_last_words():
+    for end, code in (("dies", -signal.SIGABRT), ("lives", 0)):
+        job = start("-c", LAST_WORDS, end, num_devices=1)
+        output = job.communicate(timeout=60)[0]
+        assert job.returncode == code
+        assert ("process 0 of 1 ended before the fit did" in output) == (end == "dies")
+        assert ("Go on." in output) == (end == "dies")
+
+
 def one_device():
     return Mesh(np.array(jax.devices()[:1]), ("rows",))
 
@@ -280,10 +299,14 @@ def test_half_a_cluster_is_refused(given):
 
 @pytest.mark.slow
 def test_the_example_runs_in_two_processes(tmp_path):
-    port, script = free_port(), HERE.parent / "examples" / "many_hosts.py"
-    jobs = [start(script, f"localhost:{port}", 2, number, num_devices=2, cwd=tmp_path) for number in range(2)]
-    first, second = (job.communicate(timeout=300)[0] for job in jobs)
-    assert [job.returncode for job in jobs] == [0, 0], first + second
-    assert "2 processes with 4 devices" in first
-    assert "2 processes" not in second
-    assert (tmp_path / "many_hosts.quell").exists()
+    script, told = HERE.parent / "examples" / "many_hosts.py", []
+    for _ in range(2):  # the second time it goes on from the checkpoint, which only the first process reads
+        port = free_port()
+        jobs = [start(script, f"localhost:{port}", 2, number, num_devices=2, cwd=tmp_path) for number in range(2)]
+        first, second = (job.communicate(timeout=300)[0] for job in jobs)
+        assert [job.returncode for job in jobs] == [0, 0], first + second
+        assert "2 processes with 4 devices" in first
+        assert "2 processes" not in second
+        assert (tmp_path / "many_hosts.quell").exists()
+        told.append(re.search(r"steps .* in|mean: .*", first)[0])
+    assert told[0] == told[1]

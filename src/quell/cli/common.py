@@ -121,17 +121,23 @@ def run_all(experiments: Sequence[AbstractExperiment[Any]], out: Path) -> list[A
             f"{kept} of {len(experiments)} pieces are there from an earlier run (delete {store.folder} to redo them)."
         )
         errors.print(escape(text), soft_wrap=True)
-    with _progress(missing, errors) as on_done:
-        try:
-            return run_experiments(experiments, store=store, num_workers=num_workers(), on_done=on_done)
-        except KeyboardInterrupt:
-            text = f"Interrupted. What was finished is in {store.folder}; the same command goes on from there."
-            errors.print(escape(text), soft_wrap=True)
-            raise typer.Exit(code=130) from None
-        except OSError as error:
-            text = f"A result could not be written to {store.folder} ({error.strerror}). Make room and type it again."
-            errors.print(escape(text), soft_wrap=True)
-            raise typer.Exit(code=1) from None
+    with _progress(missing, errors) as on_done, resumable(store.folder):
+        return run_experiments(experiments, store=store, num_workers=num_workers(), on_done=on_done)
+
+
+@contextlib.contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Say in words that work was interrupted, or that a disk is full; what is finished stays in the folder."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        text, code = f"Interrupted. What was finished is in {folder}; the same command goes on from there.", 130
+    except OSError as error:
+        text, code = f"A result could not be written to {folder} ({error.strerror}). Make room and type it again.", 1
+    else:
+        return
+    Console(stderr=True).print(escape(text), soft_wrap=True)
+    raise typer.Exit(code=code)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rich.table import Table
 from quell.atomic import write_atomically
 from quell.checks import check_count
 from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join
-from quell.cli.common import Seed, bad_parameters, output_console
+from quell.cli.common import Seed, bad_parameters, output_console, resumable
 from quell.cli.fit_settings import FAMILIES, FitSettings, falling_adam
 from quell.diagnostics.looks import png_bytes
 from quell.sweeping import SweepResult, SweepRow
@@ -98,16 +98,8 @@ def _run(plan: SweepPlan, out: Path) -> SweepResult:
         how = "there from an earlier run" if was_there else f"{piece.elbos.size} fits in {piece.seconds:.1f} s"
         errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
 
-    try:
+    with resumable(out):
         return plan.run(out, tell)
-    except KeyboardInterrupt:
-        text = f"Interrupted. What was reached is in {out}; the same command goes on from there."
-        errors.print(escape(text), soft_wrap=True)
-        raise typer.Exit(code=130) from None
-    except OSError as error:
-        text = f"A result could not be written to {out} ({error.strerror}). Make room and type it again."
-        errors.print(escape(text), soft_wrap=True)
-        raise typer.Exit(code=1) from None
 
 
 def _print_outcome(result: SweepResult, settings: FitSettings, out: Path) -> None:

@@ -159,19 +159,12 @@ def run_spread(
 
     Devices do not talk to each other, and one whose fits have ended does not wait within the chunk.
     """
-    keys, states, until = jax.device_put((keys, states, until), NamedSharding(mesh, PartitionSpec(FIT_AXIS)))
-    return _run_spread(mesh, algorithm, policy, keys, states, until)
+    of_fits = jax.device_put((keys, states, until), NamedSharding(mesh, PartitionSpec(FIT_AXIS)))
+    return _run_spread(mesh, algorithm, policy, *of_fits)
 
 
 @quick_jit
-def _run_spread(
-    mesh: Mesh,
-    algorithm: Algorithm,
-    policy: StepPolicy,
-    keys: Key[Array, "fit"],
-    states: LoopState,
-    until: Int[Array, "fit"],
-) -> tuple[LoopState, StepInfo]:
+def _run_spread(mesh: Mesh, algorithm: Algorithm, policy: StepPolicy, *of_fits: PyTree) -> tuple[LoopState, StepInfo]:
     arrays, rest = eqx.partition(algorithm, eqx.is_array)
     everywhere, by_fit = PartitionSpec(), PartitionSpec(FIT_AXIS)
     run = jax.shard_map(
@@ -181,7 +174,7 @@ def _run_spread(
         out_specs=(by_fit, PartitionSpec(None, FIT_AXIS)),
         check_vma=False,
     )
-    return run(arrays, policy, keys, states, until)
+    return run(arrays, policy, *of_fits)
 
 
 def _side_by_side(

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from quell.fitting.fingerprint import program_digest
-from quell.natural import is_natural
+from quell.natural import natural_num_data
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
 """Of a learning rate."""
@@ -32,7 +32,7 @@ class RatedState(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def rated(optimizer: Optimizer) -> optax.GradientTransformation:
     """The optimiser with its rate in its state; one object for each, so that a second sweep finds the program."""
-    natural = is_natural(_checked(optimizer))
+    num_data = natural_num_data(_checked(optimizer))
 
     def init(params: PyTree) -> RatedState:
         return start_at(optimizer, jnp.ones((), _dtype(params)), params)
@@ -41,7 +41,8 @@ def rated(optimizer: Optimizer) -> optax.GradientTransformation:
         moves, inner = optimizer(state.rate).update(updates, state.inner, params)
         return moves, RatedState(state.rate, inner)
 
-    update.is_natural = natural  # pyright: ignore[reportFunctionMemberAccess]
+    if num_data is not None:
+        update.num_data = num_data  # pyright: ignore[reportFunctionMemberAccess]
     return optax.GradientTransformation(init, update)
 
 
