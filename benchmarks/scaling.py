@@ -30,7 +30,7 @@ from quell.devices import checked_mesh, in_use
 from quell.fitting.loop import run_chunk
 from quell.fitting.plan import FitOptions, FitPlan
 from quell.models.quadrature import NUM_COARSE, NUM_FEW
-from quell.models.row_sum import ROWS_AT_ONCE
+from quell.models.row_sum import rows_for
 
 DEVICES = (1, 2, 4, 8)
 NEVER = 2**30
@@ -100,24 +100,25 @@ def all_rows(sizes: Sizes) -> dict[str, Any]:
     return {"variates": (), "base": EXACT, "sampler": quell.Sampler(1)}
 
 
-def of_exact(rows: float, num_summed: int, row_flops: int) -> Cost:
+def of_exact(sizes: Sizes, p: int, num_summed: int, row_flops: int) -> Cost:
     """One sum at the end, and one number for each chunk of rows: the widest predictor, which decides on the nodes."""
-    chunks = math.ceil(rows / ROWS_AT_ONCE)
+    rows = sizes.num_data / p
+    chunks = math.ceil(rows / rows_for(sizes.dim))
     return Cost(rows * (row_flops + 4 * NUM_FEW), 4 * (num_summed + chunks), 1 + chunks)
 
 
 def of_mean_field(sizes: Sizes, p: int) -> Cost:
-    return of_exact(sizes.num_data / p, 2 * sizes.dim + 1, 10 * sizes.dim)
+    return of_exact(sizes, p, 2 * sizes.dim + 1, 10 * sizes.dim)
 
 
 def of_low_rank(sizes: Sizes, p: int) -> Cost:
     d, k = sizes.dim, sizes.rank
-    return of_exact(sizes.num_data / p, d * (k + 2) + 1, 4 * d * k + 10 * d)
+    return of_exact(sizes, p, d * (k + 2) + 1, 4 * d * k + 10 * d)
 
 
 def of_full_rank(sizes: Sizes, p: int) -> Cost:
     d = sizes.dim
-    return of_exact(sizes.num_data / p, d**2 + d + 1, 4 * d**2 + 10 * d).plus(Cost(8 * d**3))
+    return of_exact(sizes, p, d**2 + d + 1, 4 * d**2 + 10 * d).plus(Cost(8 * d**3))
 
 
 def of_batch(sizes: Sizes, p: int) -> Cost:

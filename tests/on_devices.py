@@ -3,7 +3,7 @@
 
 Usage: on_devices.py OUT.npz STEPS MESHES [PORT NUM_PROCESSES PROCESS_ID]
 
-With fewer than 100 steps it does the first two fits only.
+With fewer than 100 steps it does the first fit only, and looks at what each device holds.
 """
 
 import sys
@@ -19,13 +19,16 @@ from quell.data.access import take_rows
 from quell.models.row_sum import sum_over_rows
 
 
+LONG = 100
+
+
 def main(out, steps, sizes, port=None, num=None, process=None):
     if port is not None:
         jax.distributed.initialize(
             f"localhost:{port}", int(num), int(process), heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
         )
     found = {}
-    if port is None:
+    if int(steps) < LONG:
         check_work_is_divided()
         check_wide_parameters_are_spread()
         check_a_checkpoint_goes_on_without_its_mesh(out)
@@ -38,25 +41,23 @@ def main(out, steps, sizes, port=None, num=None, process=None):
 
 
 def fits(steps, mesh):
-    """Parameters of fits with all variates of the paper, the joint quadratic, and what is chosen by default."""
+    """Parameters of fits with all variates of the paper and the joint quadratic, and with what is chosen by default."""
     model = own_rows()
+    family = quell.FullRank(model.dim)
     joint = quell.ControlVariate(
         quell.Data(), quell.Reparameterization(), quell.ClosedForm(full_data=True), quell.AnchoredQuadratic(every=20)
     )
-    shared = {"steps": steps, "key": jax.random.key(3), "mesh": mesh}
-    adam = {"optimizer": optax.adam(0.01), "sampler": quell.Sampler(1, 16)}
-    family = quell.FullRank(model.dim)
     by_name = {
-        "paper": quell.fit(model, family, variates=quell.paper.variates("S7"), **adam, **shared),
-        "joint": quell.fit(model, family, variates=[joint], **adam, **shared),
-    }
-    if steps >= 100:
-        by_name |= {
-            "auto": quell.fit(model, family, **shared),
-            "default": quell.fit(model, family, variates=[joint], steps=steps, key=jax.random.key(4), mesh=mesh),
-            "many": quell.fit(model, family, variates=[joint], sampler=quell.Sampler(8, 2), **shared),
+        "all variates": {
+            "variates": [*quell.paper.variates("S7"), joint],
+            "optimizer": optax.adam(0.01),
+            "sampler": quell.Sampler(1, 16),
         }
-    return {name: result.params for name, result in by_name.items()}
+    }
+    if steps >= LONG:
+        by_name |= {"auto": {}, "replicates": {"variates": [joint], "sampler": quell.Sampler(8, 2)}}
+    shared = {"steps": steps, "key": jax.random.key(3), "mesh": mesh}
+    return {name: quell.fit(model, family, **options, **shared).params for name, options in by_name.items()}
 
 
 def check_work_is_divided():

@@ -28,8 +28,9 @@ STEPS = 200
 
 
 def start(*args, num_devices, x64=True, cwd=None):
-    options = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}", "JAX_PLATFORMS": "cpu"}
-    options |= {"JAX_ENABLE_X64": "1" if x64 else "0", "PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={num_devices}"
+    options = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_X64": "1" if x64 else "0"}
+    options |= {"PYTHONPATH": os.pathsep.join([*sys.path, str(HERE)])}
     command = [sys.executable, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, env=os.environ | options, cwd=cwd, **pipes)
@@ -66,8 +67,8 @@ def test_eight_devices_fit_as_one_does(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("x64", "tolerance"), [(True, 1e-10), (False, 1e-5)])
 def test_any_number_of_devices_gives_the_same_fit(tmp_path, x64, tolerance):
-    finish(start(HERE / "on_devices.py", tmp_path / "found.npz", STEPS, "0,1,2,4,8", num_devices=8, x64=x64))
-    for size in (1, 2, 4, 8):
+    finish(start(HERE / "on_devices.py", tmp_path / "found.npz", STEPS, "0,2,4,8", num_devices=8, x64=x64))
+    for size in (2, 4, 8):
         compare(tmp_path / "found.npz", size, tolerance)
 
 

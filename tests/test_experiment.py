@@ -122,9 +122,10 @@ def test_the_fingerprint_tells_settings_data_and_kinds_apart():
 def test_an_interrupt_ends_all_workers_at_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        "import time\n"
+        "import signal, time\n"
         "from quell.paper.workers import run_jobs\n"
         "if __name__ == '__main__':\n"
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "    for number, _ in run_jobs(time.sleep, [0.0, 300.0, 300.0], num_workers=2):\n"
         "        print('done', flush=True)\n"
     )

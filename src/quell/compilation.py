@@ -2,6 +2,7 @@
 """Compiled programs that start soon."""
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -35,11 +36,12 @@ def _jitted(function: Callable[..., Any], backend: str) -> Any:
 
 @functools.cache
 def quick_options(backend: str) -> dict[str, Any]:
-    """Options of the compiler for a short compilation."""
+    """Options of the compiler for a short compilation; what the user has set in `XLA_FLAGS` is left as it is."""
     if backend != "cpu":
         return {}
     options: dict[str, Any] = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
-    return {name: value for name, value in options.items() if _is_known(name, value)}
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in options.items() if name not in flags and _is_known(name, value)}
 
 
 def _is_known(name: str, value: Any) -> bool:

@@ -15,15 +15,21 @@ RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
 """A function of some rows and of which of them count; what it returns is summed."""
 
 ROWS_AT_ONCE = 4096
-"""Rows whose quadrature nodes are in memory at a time, where a pass over all data takes them."""
+"""Rows in memory at a time, with what a model makes of them, where a pass over all data takes them."""
 
 NUMBERS_AT_ONCE = 2**22
 """Numbers of them: where rows are very long, there are fewer of them at a time."""
 
+ON_ACCELERATORS = 2**18, 2**26
+"""Rows and numbers of a linear predictor there: small chunks would leave it idle. On a mesh the chunks agree on how many
+nodes to take, one after the other, so that fewer of them wait less."""
+
 
 def rows_for(dim: int) -> int:
     """Rows at a time, where a pass keeps a few numbers for each coordinate of each row."""
-    return max(1, min(ROWS_AT_ONCE, NUMBERS_AT_ONCE // dim))
+    here = ROWS_AT_ONCE, NUMBERS_AT_ONCE
+    rows, numbers = here if jax.default_backend() == "cpu" else ON_ACCELERATORS
+    return max(1, min(rows, numbers // dim))
 
 
 def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
