@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test test-slow lint format docs build clean
+.PHONY: help demo test test-slow test-release lint format docs build clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -22,10 +22,13 @@ demo: $(STAMP) ## a small version of the paper's Table 1, written to demo-output
 	$(BIN)/quell reproduce table1 --datasets ionosphere,sonar --variates none,S4,S7,c7 --runs 4 --out demo-output
 
 test: $(STAMP) ## tests and doctests, within ten minutes on two cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not release"
 
-test-slow: $(STAMP) ## the exhaustive and the long tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+test-slow: $(STAMP) ## the long tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not release"
+
+test-release: $(STAMP) ## the longest tests, and more cases of the others: once before a release
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m release
 
 lint: $(STAMP) ## style, types, import layers, spelling
 	$(BIN)/ruff check .

@@ -11,13 +11,14 @@ import sys
 import jax
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 
 import quell
 from quell import devices
 from quell.data.access import take_rows
+from quell.fitting import rough
 from quell.models.row_sum import sum_over_rows
-
 
 LONG = 100
 
@@ -32,6 +33,8 @@ def main(out, steps, sizes, port=None, num=None, process=None):
         check_work_is_divided()
         check_wide_parameters_are_spread()
         check_a_checkpoint_goes_on_without_its_mesh(out)
+        check_what_does_not_divide_is_refused()
+        check_a_rough_start_is_the_same()
     for size in map(int, sizes.split(",")):
         mesh = "all" if port else Mesh(np.array(jax.devices()[:size]), ("rows",)) if size else None
         for name, params in fits(int(steps), mesh).items():
@@ -70,6 +73,7 @@ def check_work_is_divided():
         assert {shard.data.shape for shard in taken.addressable_shards} == {(16 // mesh.size, 4)}
         total = jax.jit(lambda data: sum_over_rows(lambda own, counts: counts @ own["x"], data, at_once=2))
         program = total.lower(rows).compile().as_text()
+        np.testing.assert_allclose(total(rows), [64.0] * 4)
     assert "all-reduce" in program
     assert "all-gather" not in program, "each device goes through its own rows"
 
@@ -96,6 +100,23 @@ def check_a_checkpoint_goes_on_without_its_mesh(out):
         result = quell.fit(model, quell.FullRank(3), steps=steps, mesh=mesh, checkpoint=checkpoint, **options)
     whole = quell.fit(model, quell.FullRank(3), steps=30, **options)
     np.testing.assert_allclose(np.asarray(result.params.loc), whole.params.loc, rtol=1e-4, atol=1e-6)
+
+
+def check_what_does_not_divide_is_refused():
+    for sampler in (quell.Sampler(1, 12), quell.Sampler(8, 12, shared=True)):
+        with pytest.raises(ValueError, match="minibatches of 12"):
+            quell.fit(own_rows(), quell.FullRank(4), mesh="all", sampler=sampler, key=jax.random.key(0))
+
+
+def check_a_rough_start_is_the_same():
+    """On some of the rows, which are gathered; with a lower bound for what are many data."""
+    rng, usual = np.random.default_rng(2), rough.FEWEST
+    model = quell.logistic_regression(rng.normal(size=(4096, 3)), rng.integers(0, 2, size=4096))
+    rough.FEWEST = 1
+    spread, alone = (quell.fit(model, quell.FullRank(3), mesh=mesh, key=jax.random.key(0)) for mesh in ("all", None))
+    rough.FEWEST = usual
+    assert "random data" in spread.choice.reason
+    np.testing.assert_allclose(np.asarray(spread.params.loc), alone.params.loc, rtol=1e-4, atol=1e-6)
 
 
 def own_rows():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The automatic choice: selection against brute force, trial runs against exact values, and what a fit makes of it."""
 
+import contextlib
 import dataclasses
 import itertools
 
@@ -103,7 +104,7 @@ def test_many_variates_are_added_one_by_one():
 # The mask
 
 
-@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.slow), "natural"])
+@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.release), "natural"])
 def test_a_masked_gradient_is_that_of_the_variates_in_use(metric):
     model = linear()
     problem, sampler = quell.Problem(model, quell.FullRank(3)), quell.Sampler(2, 5)
@@ -132,7 +133,7 @@ def test_a_mask_of_another_length_is_refused():
 # Trial runs
 
 
-@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.slow), "natural"])
+@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.release), "natural"])
 def test_a_trial_run_finds_the_gradient_itself(metric):
     problem, sampler = quell.Problem(linear(), quell.FullRank(3, init_scale=1.0)), quell.Sampler(2)
     rule = quell.Rule(metric=metric, v0=0.0)
@@ -242,6 +243,19 @@ def test_another_base_gradient_is_taken_kept_and_resumed(members, tmp_path, monk
     run("parts", 40)
     resumed = run("parts", 60, resume=True)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+
+
+def test_with_several_processes_nothing_depends_on_a_clock(monkeypatch):
+    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
+    monkeypatch.setattr(driver, "FIRST_RETUNED", 20)
+    asked = []
+    monkeypatch.setattr(Tuner, "again", lambda self, *where: asked.append(where))
+    for several, times in ((False, 1), (True, 0)):
+        monkeypatch.setattr(driver, "are_several", lambda several=several: several)
+        monkeypatch.setattr(driver, "last_words", lambda advice, *, several: contextlib.nullcontext())
+        asked.clear()
+        quell.fit(general(), quell.FullRank(2), steps=30, sampler=quell.Sampler(2), key=jax.random.key(0))
+        assert len(asked) == times
 
 
 @pytest.mark.slow
@@ -369,7 +383,7 @@ def test_no_hessians_of_many_coordinates_or_of_a_family_that_is_not_gaussian():
     assert second_order_gradient(quell.Problem(general(), quell.Bernoulli(2)), rule) is None
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_weights_by_leaf_can_be_tuned_too():
     problem, sampler = quell.Problem(linear(), quell.FullRank(3)), quell.Sampler(2, 5)
     params = problem.family.init()

@@ -112,7 +112,7 @@ def test_a_resumed_fit_is_the_uninterrupted_one(error, key, path, stop_after):
         assert any((one != other).any() for one, other in pairs), "there is something to lose"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_twenty_kills_leave_whole_checkpoints_and_the_same_fit():
     """Five of the twenty, with SIGKILL on real processes; `python tests/kill_resume.py` does all."""
     script = Path(__file__).with_name("kill_resume.py")

@@ -165,6 +165,28 @@ def test_corrupt_parquet(tmp_path):
         quell.rows_from_parquet(tmp_path / "empty", COLUMNS, tmp_path / "rows")
 
 
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_one_bit_of_a_checked_page(tmp_path, compression):
+    path = tmp_path / "t.parquet"
+    options = {"compression": compression, "use_dictionary": False, "write_page_checksum": True}
+    parquet.write_table(pyarrow.table({"a": np.arange(5000.0)}), path, **options)
+    quell.rows_from_parquet(path, {"x": "a"}, tmp_path / "whole")
+    flipped = bytearray(path.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    path.write_bytes(flipped)
+    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        quell.rows_from_parquet(path, {"x": "a"}, tmp_path / "rows")
+
+
+def test_rows_that_are_far_shorter_in_the_file_than_in_memory(tmp_path):
+    hot = np.eye(1000)[np.arange(3000) % 1000]
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"hot": pyarrow.FixedSizeListArray.from_arrays(hot.ravel(), 1000)}), path)
+    rows = quell.rows_from_parquet(path, {"x": "hot"}, tmp_path / "rows", max_bytes=2**20)
+    assert np.array_equal(np.load(tmp_path / "rows" / "x.npy"), hot)
+    assert rows.num_rows == 3000
+
+
 def test_without_pyarrow(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     parquet.write_table(table(), path)

@@ -149,8 +149,12 @@ def test_rows_are_compared_by_their_files(arrays, tmp_path):
 def test_memory_maps_are_taken_by_their_file(arrays, tmp_path, rows):
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
     assert quell.DiskRows(mapped).files[0] == rows["x"].files[0]
-    with pytest.raises(ValueError, match="not the whole of its file"):
-        quell.DiskRows(mapped[3:])
+    for part in (mapped[3:], mapped[::-1]):
+        with pytest.raises(ValueError, match="not the whole of its file"):
+            quell.DiskRows(part)
+    np.save(tmp_path / "square.npy", np.arange(9.0).reshape(3, 3))
+    with pytest.raises(ValueError, match="in another order"):
+        quell.DiskRows(np.load(tmp_path / "square.npy", mmap_mode="r").T)
 
 
 @pytest.mark.usefixtures("unchecked")

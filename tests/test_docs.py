@@ -256,9 +256,16 @@ def _capped(function, count, **fixed):
 
 # Of a fit with few steps the last thousand are few, and some are none
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:Mean of empty slice")
+def marks_of(path):
+    """Pages take long; those that few read first are left to a release."""
+    if path == README:
+        return []
+    return [pytest.mark.release if path.parent.name == "gallery" or path.stem == "zoo" else pytest.mark.slow]
+
+
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=[] if path == README else [pytest.mark.slow]) for path in RUNNABLE],
+    [pytest.param(path, marks=marks_of(path)) for path in RUNNABLE],
     ids=lambda path: path.relative_to(ROOT).as_posix(),
 )
 def test_the_code_of_a_page_runs(path, execution, monkeypatch, request):

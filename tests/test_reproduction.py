@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+@pytest.mark.release
 def test_sonar_with_the_papers_ensembles():
     """Four runs; the intervals are wide for four runs (the standard error of S7 is 0.6, that of the base 15)."""
     sweeps = run_experiments(table1_experiments([load("sonar")], ["none", "c7", "S7"], num_runs=4))

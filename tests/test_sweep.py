@@ -448,7 +448,9 @@ def _start(*words, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 4])  # 6 fits: 3 each, and 2 each with two that fill up
+@pytest.mark.parametrize(
+    "devices", [pytest.param(2, marks=pytest.mark.release), 4]
+)  # 6 fits: 3 each, and 2 each with two that fill up
 def test_fits_are_spread_over_devices_with_the_same_numbers(key, tmp_path, devices):
     process = _start(tmp_path, devices=devices)
     output, _ = process.communicate(timeout=300)
@@ -482,10 +484,17 @@ def test_several_processes_need_a_folder(key, monkeypatch):
 def test_a_process_fits_its_share_and_misses_that_of_the_others(key, tmp_path, monkeypatch, runs):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    monkeypatch.setattr(sweep_plan, "wait_for_all", lambda: None)
+    monkeypatch.setattr(sweep_plan, "wait_for_all", lambda advice: None)
     with pytest.raises(ValueError, match=r"lacks 'none', which another process has fitted"):
         _sweep(key, subsets=SUBSETS, out=tmp_path)
     assert runs == [("c7",)]
+
+
+def test_processes_without_a_subset_are_told_of(key, tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    monkeypatch.setattr(sweep_plan, "wait_for_all", lambda advice: None)
+    with pytest.warns(UserWarning, match="2 of them have nothing to do"):
+        _sweep(key, out=tmp_path)
 
 
 def test_the_plan_knows_its_size(key):

@@ -43,7 +43,7 @@ def test_the_catalogue_says_what_the_recipes_say(found):
         assert variate.refuses(problem) == reason, variate
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_redundant_ones_are_linear_combinations_and_the_others_are_not(found):
     problem = quell.Problem(LOGISTIC, quell.FullRank(2))
     params = problem.family.init(dtype=jnp.float64)
@@ -77,7 +77,7 @@ def test_a_likelihood_that_is_undefined_in_places_and_two_data_are_no_reason_to_
     assert "not finite" in refused["leave-one-out(data): sf - cf"], "an average over all replicates is lost by one"
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_all_of_them_at_once_are_as_quiet_as_the_best_single_one():
     """Weights from the rule after two hundred steps, judged on fresh evaluations."""
     problem = quell.Problem(LOGISTIC, quell.MeanField(2, init_scale=0.5))

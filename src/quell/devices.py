@@ -19,7 +19,7 @@ ROWS = "rows"
 """Name of the only axis of the mesh that `mesh="all"` makes."""
 
 WIDE = 2**24
-"""A matrix of parameters with at least this many numbers is spread over the devices of a process by its rows."""
+"""A matrix of parameters with at least this many numbers is spread by its rows, where one process has all devices."""
 
 
 def checked_mesh(mesh: Mesh | Literal["all"] | None) -> Mesh | None:
@@ -155,27 +155,47 @@ def _home(shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
 def _place_shards(data: PyTree, mesh: Mesh) -> PyTree:
     from jax.experimental import multihost_utils
 
-    lengths = [leaf.shape[0] for leaf in jax.tree.leaves(data)]
-    rows = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(data)]
-    own = np.asarray([lengths[0], *(zlib.crc32(leaf.tobytes()) >> 1 for leaf in rows)], np.int32)
-    told = np.reshape(multihost_utils.process_allgather(own), (-1, own.size))
-    everywhere = told[:, 0]
-    if (told == told[0]).all():
-        raise ValueError(
-            f"All {len(told)} processes were given the same {lengths[0]} rows. Rows of its own for each were needed, "
-            "because all together are the data. Read another part in each, for example by `jax.process_index()`, or "
-            "give `quell fit` a pattern of files as `--data`."
-        )
-    if len(set(everywhere.tolist())) > 1:
-        raise ValueError(
-            f"The processes were given {', '.join(map(str, everywhere.tolist()))} rows. As many in each process were "
-            f"needed. Leave out rows, so that each process has {min(everywhere.tolist())}."
-        )
+    leaves, structure = jax.tree.flatten(data)
+    rows = [np.ascontiguousarray(leaf) for leaf in leaves]
+    num = rows[0].shape[0]
     local = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
-    if lengths[0] % local:
+    kind = f"{structure} of {', '.join(f'{leaf.dtype}{list(leaf.shape[1:])}' for leaf in rows)}"
+    own = np.asarray([_checksum([kind.encode()]), local, num, _checksum(rows)], np.int32)
+    kinds, devices, lengths, sums = np.reshape(multihost_utils.process_allgather(own), (-1, own.size)).T.tolist()
+    if len(set(kinds)) > 1:
         raise ValueError(
-            f"Each process was given {lengths[0]} rows for {local} devices. A number that they divide was needed. "
-            f"Leave out {lengths[0] % local} rows in each process."
+            f"The processes were given rows of different kinds: process {jax.process_index()} has {kind}. The same "
+            "names, dtypes and shapes of a row were needed in all of them. Convert them before, for example with "
+            "`array.astype('float32')`."
+        )
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            f"The processes were given {', '.join(map(str, lengths))} rows. As many in each process were needed. Leave "
+            f"out rows, so that each process has {min(lengths)}."
+        )
+    if len(set(devices)) > 1:
+        raise ValueError(
+            f"The processes have {', '.join(map(str, devices))} devices. As many in each were needed. Give `mesh` as "
+            "many devices of each process, or start as many in each."
+        )
+    if len(set(sums)) == 1:
+        raise ValueError(
+            f"All {len(sums)} processes were given the same {num} rows. Rows of its own for each were needed, because "
+            "all together are the data. Read another part in each, for example by `jax.process_index()`, or give "
+            "`quell fit` a pattern of files as `--data`."
+        )
+    if num % local:
+        raise ValueError(
+            f"Each process was given {num} rows for {local} devices. A number that they divide was needed. "
+            f"Leave out {num % local} rows in each process."
         )
     sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), data)
+
+
+def _checksum(parts: list[Any]) -> int:
+    """A number of 31 bits that depends on every byte."""
+    found = 0
+    for part in parts:
+        found = zlib.crc32(part, found)
+    return found >> 1

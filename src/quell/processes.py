@@ -77,6 +77,21 @@ def read_shared(path: Path) -> bytes:
     return _broadcast(sent).tobytes()
 
 
+def wait_for_all(advice: str) -> None:
+    """Wait until every process has come here.
+
+    Args:
+        advice: how to go on, where one of them does not come.
+    """
+    if jax.process_count() > 1:
+        from jax.experimental.multihost_utils import sync_global_devices
+
+        try:
+            sync_global_devices("quell")
+        except (RuntimeError, ValueError) as error:  # JAX has no error of its own for a connection that is gone
+            raise lost(error, advice) from error
+
+
 def lost(error: Exception, advice: str) -> ProcessLost:
     """The error for a step that failed because another process has ended, or so it seems.
 
@@ -92,7 +107,7 @@ def lost(error: Exception, advice: str) -> ProcessLost:
 
 
 @contextlib.contextmanager
-def last_words(advice: str) -> Iterator[None]:
+def last_words(advice: str, *, several: bool) -> Iterator[None]:
     """Have it said in plain words when this process is ended from outside.
 
     JAX aborts a process when it finds that another one has died, and no Python code runs any more. So a small process
@@ -100,12 +115,13 @@ def last_words(advice: str) -> Iterator[None]:
 
     Args:
         advice: how to go on.
+        several: whether other processes take part; alone there is nothing to wait for.
     """
-    if not are_several():
+    if not several:
         yield
         return
     text = (
-        f"quell: {_here()} ended before the fit did, most likely because another process had ended. All of them were "
+        f"quell: {_here()} ended before its work did, most likely because another process had ended. All of them were "
         f"needed. {advice}"
     )
     watcher = subprocess.Popen([sys.executable, "-c", _WATCH, text], stdin=subprocess.PIPE, start_new_session=True)

@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a command meets the other processes of its job."""
 
+import contextlib
+import re
+from collections.abc import Iterator
 from typing import Annotated
 
 import jax
 import typer
+from rich.console import Console
+from rich.markup import escape
+
+from quell.processes import ProcessLost
 
 Coordinator = Annotated[
     str | None,
@@ -15,6 +22,16 @@ ProcessId = Annotated[int | None, typer.Option(help="The number of this one, fro
 
 HEARTBEAT_SECONDS = 20
 """A process that is silent for so long is taken for dead."""
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Say in words that another process was lost."""
+    try:
+        yield
+    except ProcessLost as error:
+        Console(stderr=True).print(escape(str(error)), soft_wrap=True)
+        raise typer.Exit(code=1) from None
 
 
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
@@ -34,6 +51,12 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
         )
     if coordinator is None:
         return
+    if is_named and not re.fullmatch(r".+:\d+", coordinator):
+        raise ValueError(
+            f"`--coordinator` was given as {coordinator}. A host and a port were needed. Type for example "
+            f"`--coordinator {coordinator.split(':')[0]}:7777`."
+        )
+    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     try:
         jax.distributed.initialize(
             coordinator if is_named else None,

@@ -3,6 +3,7 @@
 
 import csv
 import glob
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,21 +48,37 @@ def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndar
             "many for each were needed. Write the rows to a multiple of that many files, all of one length."
         )
     share = len(files) // num_parts
-    parts = [read_data(file) for file in files[part * share : (part + 1) * share]]
+    own = files[part * share : (part + 1) * share]
+    parts = [read_data(file) for file in own]
     names = {tuple(sorted(found)) for found in parts}
     if len(names) > 1:
         raise ValueError(
             f"The files of {str(pattern)!r} hold arrays of different names: {' and '.join(map(str, sorted(names)))}. "
             "The same in all of them were needed."
         )
-    return {name: np.concatenate([np.atleast_1d(found[name]) for found in parts]) for name in parts[0]}
+    return {
+        name: _joined(name, {file: found[name] for file, found in zip(own, parts, strict=True)}) for name in parts[0]
+    }
+
+
+def _joined(name: str, by_file: dict[Path, np.ndarray]) -> np.ndarray:
+    """The rows of one array in the order of the files."""
+    arrays = {file: np.atleast_1d(array) for file, array in by_file.items()}
+    first = next(iter(arrays))
+    for file, array in arrays.items():
+        if array.shape[1:] != arrays[first].shape[1:]:
+            raise ValueError(
+                f"The array {name!r} has rows of shape {array.shape[1:]} in {file} and of {arrays[first].shape[1:]} in "
+                f"{first}. The same in all files were needed. Write those files again."
+            )
+    return np.concatenate(list(arrays.values()))
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{path} could not be read ({error}). An archive of plain arrays was needed. "
             "Write it with `numpy.savez('data.npz', x=x, y=y)`."

@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 import quell
-from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join
+from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join, together
 from quell.cli.common import Seed, bad_parameters, output_console
 from quell.cli.fit_folder import FitFolder
 from quell.cli.fit_settings import FAMILIES, FitSettings
 from quell.devices import checked_mesh, in_use
 from quell.fitting import FitResult
 from quell.fitting.driver import run_plan
-from quell.processes import ProcessLost, first_does
+from quell.processes import first_does
 from quell.status import Status
 
 
@@ -75,11 +75,8 @@ def fit(
         plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
         with in_use(mesh):
             first_does(lambda: folder.begin(settings))
-        try:
+        with together():
             result = run_plan(plan)[0]
-        except ProcessLost as error:
-            Console(stderr=True).print(escape(str(error)), soft_wrap=True)
-            raise typer.Exit(code=1) from None
     if result.status is Status.INTERRUPTED:
         same = ", with the same options for devices" if all_devices else ""
         text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on{same}: {settings.command(out)}"

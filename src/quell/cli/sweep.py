@@ -14,7 +14,7 @@ from rich.table import Table
 
 from quell.atomic import write_atomically
 from quell.checks import check_count
-from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join
+from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join, together
 from quell.cli.common import Seed, bad_parameters, output_console, resumable
 from quell.cli.fit_settings import FAMILIES, FitSettings, falling_adam
 from quell.diagnostics.looks import png_bytes
@@ -98,7 +98,7 @@ def _run(plan: SweepPlan, out: Path) -> SweepResult:
         how = "there from an earlier run" if was_there else f"{piece.elbos.size} fits in {piece.seconds:.1f} s"
         errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
 
-    with resumable(out):
+    with resumable(out), together():
         return plan.run(out, tell)
 
 

@@ -88,7 +88,9 @@ def _batches(paths: list[Path], columns: dict[str, str | list[str]], max_bytes: 
     for path in paths:
         try:
             # Pages are read as they are needed; row groups may be larger than memory.
-            with parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
+            with parquet.ParquetFile(
+                path, buffer_size=2**20, pre_buffer=False, page_checksum_verification=True
+            ) as file:
                 _check_columns(path, file.schema_arrow, columns, names)
                 for batch in file.iter_batches(_batch_size(file, names, max_bytes), columns=list(dict.fromkeys(names))):
                     yield {name: _array(path, batch, given) for name, given in columns.items()}
@@ -100,12 +102,22 @@ def _batches(paths: list[Path], columns: dict[str, str | list[str]], max_bytes: 
 
 
 def _batch_size(file: Any, names: list[str], max_bytes: int) -> int:
-    """Rows of a batch: by what the columns take uncompressed, eight times, since a column may be a dictionary."""
+    """Rows of a batch: by what a row takes in memory, and no less than in the file, four times, since it is copied."""
     groups = (file.metadata.row_group(k) for k in range(file.metadata.num_row_groups))
     columns = (group.column(k) for group in groups for k in range(group.num_columns))
     wanted = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
-    a_row = max(8 * len(names), wanted // max(file.metadata.num_rows, 1))
-    return int(np.clip(max_bytes // (8 * a_row), 1, 2**16))
+    in_memory = sum(_bytes_of(file.schema_arrow.field(name).type) for name in names)
+    a_row = max(in_memory, wanted // max(file.metadata.num_rows, 1))
+    return int(np.clip(max_bytes // (4 * a_row), 1, 2**16))
+
+
+def _bytes_of(kind: Any) -> int:
+    """Bytes of one value of a column; of what is refused later, any number."""
+    size = getattr(kind, "list_size", 1)
+    try:
+        return size * max(1, getattr(kind, "value_type", kind).bit_width // 8)
+    except ValueError:
+        return size * 8
 
 
 def _check_columns(path: Path, schema: Any, columns: dict[str, str | list[str]], names: list[str]) -> None:

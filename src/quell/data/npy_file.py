@@ -143,10 +143,12 @@ def open_npy(given: Any) -> NpyFile:
 def _of_memmap(given: np.memmap) -> NpyFile:
     name = getattr(given, "filename", None)
     found = None if name is None else open_npy(name)
-    if found is None or (found.shape, found.dtype) != (given.shape, given.dtype.str):
+    is_whole = found is not None and (found.shape, found.dtype) == (given.shape, given.dtype.str)
+    if found is None or not is_whole or not given.flags.c_contiguous:
         raise ValueError(
-            f"A memory map of shape {given.shape} was given that is not the whole of its file ({name}). A whole .npy "
-            "file was needed. Write the part that you want with `numpy.save`, and give its path."
+            f"A memory map of shape {given.shape} was given that is not the whole of its file ({name}), or is in "
+            "another order. A whole .npy file was needed. Write the part that you want with `numpy.save`, and give "
+            "its path."
         )
     return found
 

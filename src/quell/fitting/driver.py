@@ -58,7 +58,7 @@ def _run_plan(plan: FitPlan) -> list[FitResult]:
     run.check_steps()
     try:
         bar = progress_bar(plan.options.steps, first=int(run.step.max()), show=show)
-        with bar as report, last_words(keeper.advice):
+        with bar as report, last_words(keeper.advice, several=are_several()):
             run.go(keeper, report)
     except KeyboardInterrupt:
         if are_several():

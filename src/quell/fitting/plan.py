@@ -34,7 +34,7 @@ from quell.history import History
 from quell.models import AbstractModel
 from quell.natural import has_natural_gradient, is_natural, natural_gradient, natural_num_data
 from quell.problem import Problem
-from quell.processes import last_words
+from quell.processes import are_several, last_words
 from quell.variates import BaseGradient, ControlVariate, default_base
 
 DEFAULT_BATCH_SIZE = 100
@@ -287,7 +287,7 @@ def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
         )
     arrays, static = eqx.partition(model, eqx.is_array)
     others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
-    with last_words("Look at what the others say, and start all of them again."):
+    with last_words("Look at what the others say, and start all of them again.", several=are_several()):
         rows = place_rows(arrays.data, mesh)
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
 

@@ -83,10 +83,11 @@ def fit(
             `early_stopping`. An exception passes through, after the checkpoint is written. Of several processes the
             first calls it, which must not evaluate anything on the data: the others would have to as well.
         progress: show a bar; by default where somebody is watching.
-        mesh: spread data and work over these devices, or over `"all"`; the fit is the same to rounding. Their number
-            must divide the data, where these are more than 2,000, and the minibatch of a `sampler`. With several
-            processes each gives its own rows, equally many, and all else alike; what evaluates the result on the data
-            (`elbo`, `report`) must be called in all of them.
+        mesh: spread data and work over these devices, or over `"all"`; the fit is the same to rounding, unless
+            `variates="auto"` measures its time and takes another gradient on the way. Their number must divide the
+            data, where these are more than 2,000, and the minibatch of a `sampler`. With several processes each gives
+            its own rows, equally many, and all else alike; what evaluates the result on the data (`elbo`, `report`)
+            must be called in all of them.
         throw: raise on divergence instead of returning the last finite parameters with a warning.
 
     Returns:

@@ -21,8 +21,8 @@ NUMBERS_AT_ONCE = 2**22
 """Numbers of them: where rows are very long, there are fewer of them at a time."""
 
 ON_ACCELERATORS = 2**18, 2**26
-"""Rows and numbers of a linear predictor there: small chunks would leave it idle. On a mesh the chunks agree on how many
-nodes to take, one after the other, so that fewer of them wait less."""
+"""Rows and numbers of a linear predictor there: small chunks would leave it idle. On a mesh each chunk agrees on how
+many nodes to take, so that fewer of them wait less."""
 
 
 def rows_for(dim: int) -> int:

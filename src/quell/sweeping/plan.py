@@ -2,6 +2,7 @@
 """What a sweep will do, and the run of it."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from quell.fitting.plan import FitOptions, FitPlan, default_sampler
 from quell.models import AbstractModel
 from quell.natural import is_natural
 from quell.problem import Problem
+from quell.processes import last_words, wait_for_all
 from quell.status import Status
 from quell.sweeping.folder import SweepFolder
 from quell.sweeping.piece import Piece
 from quell.sweeping.rates import Optimizer, optimizer_digest, rated, start_at_each
 from quell.sweeping.result import SweepResult
-from quell.sweeping.spread import filled_up, local_mesh, own_share, spread, wait_for_all
+from quell.sweeping.spread import filled_up, local_mesh, own_share, spread
 from quell.sweeping.subsets import named_subsets
 from quell.variates import ControlVariate
 from quell.version import VERSION
@@ -34,6 +36,8 @@ ELBO_NUMBER = 2**32 - 2
 """Folded into the key for the samples of the final ELBO; no fit has this number."""
 
 _OF_ONE_SUBSET = ("variates", "order of the variates", "state", "optimizer", "key")
+
+_GO_ON = "What is finished is in the folder: start the same sweep again, and it goes on."
 
 Tell = Callable[[str, Piece, bool], None]
 """Called with a subset's name, its numbers, and whether they were there from an earlier run."""
@@ -125,14 +129,17 @@ class SweepPlan:
                 f"`out` was left out in a sweep of {jax.process_count()} processes. A folder that all of them see was "
                 "needed. Write for example `out='sweep'`."
             )
+        if (idle := jax.process_count() - len(self.subsets)) > 0 and jax.process_index() == 0:
+            warnings.warn(f"Processes share out the subsets, and {idle} of them have nothing to do.", stacklevel=2)
         folder = None if out is None else SweepFolder(out, self.settings())
         found = {} if folder is None else {name: folder.find(name, self._words(name)) for name in self.subsets}
         pieces: dict[str, Piece] = {}
-        for name in own_share(list(self.subsets)):
-            kept = found.get(name)
-            pieces[name] = self._fit(name, folder) if kept is None else kept
-            tell(name, pieces[name], kept is not None)
-        wait_for_all()
+        with last_words(_GO_ON, several=jax.process_count() > 1):
+            for name in own_share(list(self.subsets)):
+                kept = found.get(name)
+                pieces[name] = self._fit(name, folder) if kept is None else kept
+                tell(name, pieces[name], kept is not None)
+            wait_for_all(_GO_ON)
         result = self._result([pieces.get(name) or self._of_others(name, folder) for name in self.subsets])
         if out is not None and jax.process_index() == 0:
             result.to_json(out / "sweep.json")

@@ -36,11 +36,3 @@ def spread(plan: FitPlan, mesh: Mesh) -> FitPlan:
 def own_share(names: Sequence[str]) -> list[str]:
     """The subsets that this process fits: every so many, so that the growing ones are dealt out evenly."""
     return list(names)[jax.process_index() :: jax.process_count()]
-
-
-def wait_for_all() -> None:
-    """Wait until every process has come here."""
-    if jax.process_count() > 1:
-        from jax.experimental.multihost_utils import sync_global_devices
-
-        sync_global_devices("quell.sweep")
