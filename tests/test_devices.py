@@ -341,6 +341,18 @@ def test_half_a_cluster_is_refused(given):
         join(*given)
 
 
+def test_a_process_that_has_joined_can_be_ended_by_a_signal(monkeypatch):
+    """JAX would catch SIGTERM, and go on."""
+    before, asked = jax.config.jax_enable_preemption_service, []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **options: asked.append(args))
+    try:
+        join("localhost:7777", 2, 0)
+        assert not jax.config.jax_enable_preemption_service
+    finally:
+        jax.config.update("jax_enable_preemption_service", before)
+    assert asked == [("localhost:7777", 2, 0)]
+
+
 @pytest.mark.parametrize("given", ["myhost", "myhost:", "myhost:here"])
 def test_a_coordinator_without_a_port_is_refused(given):
     with pytest.raises(ValueError, match=r"A host and a port were needed.*--coordinator myhost:7777"):

@@ -127,6 +127,28 @@ def test_a_few_rows_at_a_time_give_the_same(family, at_once, monkeypatch):
     all_close(quell.exact_elbo(evaluation.problem, evaluation.params), elbo, EXACT)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_pass_is_enough_for_gradient_and_elbo(family, monkeypatch):
+    """The ELBO of the draw is that of a pass of its own, and on a minibatch nothing is kept of all data."""
+    noise = FAMILIES[family][0].noise(jax.random.key(0), 4, jnp.float64)
+    evaluation = evaluate(MODELS["poisson"], family, quell.Draw(noise, None))
+    alone = ALL.elbo(evaluation)
+    ALL.sample(evaluation)
+    monkeypatch.setattr(Evaluation, "map", None)
+    all_close(ALL.elbo(evaluation), alone, EXACT)
+    on_minibatch = evaluate(MODELS["poisson"], family, quell.Draw(noise, jnp.array([0, 1])))
+    quell.ClosedForm(full_data=True).estimate(on_minibatch, quell.Data())
+    assert not on_minibatch.known_values
+
+
+def test_accelerators_take_more_rows_at_once(monkeypatch):
+    assert row_sum.rows_for(100) == row_sum.ROWS_AT_ONCE == row_sum.rows_for(1024)
+    assert row_sum.rows_for(4096) == 1024
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert row_sum.rows_for(100) == 2**18
+    assert row_sum.rows_for(4096) == 2**14
+
+
 def test_many_rows_are_never_all_at_their_nodes():
     """No array of the compiled pass is as large as the features, beside the features."""
     num = 32 * row_sum.ROWS_AT_ONCE

@@ -49,7 +49,7 @@ def many(monkeypatch):
     monkeypatch.setattr(rough, "FEWEST", 10_000)
 
 
-def test_rows_are_as_many_as_a_problem_needs(many):
+def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
     def num_rows(num_data, dim):
         model = quell.logistic_regression(np.ones((num_data, dim)), np.ones(num_data))
         start = RoughStart.of(quell.Problem(model, quell.MeanField(dim)))
@@ -58,6 +58,8 @@ def test_rows_are_as_many_as_a_problem_needs(many):
     assert num_rows(6400, 3) == 200
     assert num_rows(6400, 20) == 400
     assert num_rows(6400, 81) is None  # they would be more than a quarter
+    monkeypatch.setattr(rough, "MOST_NUMBERS", 400)
+    assert num_rows(6400, 3) == 100  # of four numbers each, with the target
     assert num_rows(2400, 3) is None  # below 10,000 numbers
 
 

@@ -19,9 +19,11 @@ import pytest
 import quell
 import tolerances
 from quell.fitting import driver, loop
+from quell.natural import is_natural
 from quell.sweeping import plan as sweep_plan
 from quell.sweeping.folder import SweepFolder
 from quell.sweeping.plan import SweepPlan
+from quell.sweeping.rates import rated
 
 FEATURES, TARGETS = [[1.0, 0.5], [1.0, -1.0], [1.0, 2.0], [0.5, 0.1]], [0.3, -0.6, 1.4, 0.2]
 MODEL = quell.gaussian_regression(FEATURES, TARGETS, noise=0.5)
@@ -473,6 +475,11 @@ def test_subsets_are_spread_over_processes_and_all_have_the_table(key, tmp_path)
     assert tables[0] == tables[1]
     alone = _sweep(key, subsets=SUBSETS, num_seeds=3)
     np.testing.assert_allclose(json.loads(tables[0].rsplit(" ", 1)[0]), _elbos(alone), **tolerances.RUNS)
+
+
+@pytest.mark.parametrize(("optimizer", "natural"), [(optax.adam, False), (_natural, True)])
+def test_an_optimiser_with_its_rate_in_its_state_is_known_for_what_it_is(optimizer, natural):
+    assert is_natural(rated(optimizer)) == natural
 
 
 def test_several_processes_need_a_folder(key, monkeypatch):

@@ -55,6 +55,8 @@ class Evaluation:
         self.problem, self.params, self.draw = problem, params, draw
         self.particles: AbstractParticles = problem.family.particles(params, draw.noise)
         self._latents: dict[str, Float[Array, "sample latent"]] = {}
+        self.known_values: dict[str, Float[Array, "sample"]] = {}
+        """Log-likelihoods of all data by transport, where a pass over them has left them."""
 
     def latents(self, transport: str) -> Float[Array, "sample latent"]:
         """The latents under a transport."""

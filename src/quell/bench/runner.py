@@ -79,8 +79,8 @@ class Method:
 
 ADAM: Mapping[str, Axis] = {
     "length": Axis((100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, math.inf), 6),
-    "rate": Axis((0.001, 0.003, 0.01, 0.03, 0.1, 0.3), 3),
-    "scale": Axis((0.03, 0.1, 0.3, 1.0), 1),
+    "rate": Axis((0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3), 4),
+    "scale": Axis((0.003, 0.01, 0.03, 0.1, 0.3, 1.0), 3),
 }
 """Adam with a constant rate or one that falls to zero on a cosine, from Gaussians of several widths."""
 

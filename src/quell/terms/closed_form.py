@@ -43,21 +43,28 @@ def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full
     r"""\(\nabla_w E_{q_w}\) of the log-likelihood of a linear predictor under a Gaussian family.
 
     Each predictor is a one-dimensional normal, so that expected derivatives are quadratures, and the gradient is that
-    of a quadratic. Over all data it is summed a few rows at a time.
+    of a quadratic. Over all data it is summed a few rows at a time; where these are the data of the step, the
+    log-likelihoods of its latents are summed with it, so that rows are read once.
     """
     problem, params = evaluation.problem, evaluation.params
-    mean = problem.family.mean(params)
+    mean, transport = problem.family.mean(params), problem.family.sampling
+    sees_all = evaluation.draw.index is None
+    latents = evaluation.latents(transport) if sees_all else ()
 
     def of_batch(batch: Batch) -> Quadratic:
         variance = problem.family.predictor_variance(params, batch.rows.features)
         return model.expand_expected(mean, variance, batch.rows).scale(batch_factor(problem, batch))
 
-    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Parts:
+    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> tuple[Parts, PyTree]:
         variance = problem.family.predictor_variance(params, rows.features)
         quadratic = model.expand_expected(mean, variance, rows, where=counts)
         particles = problem.family.particles(params, evaluation.draw.noise)  # of their own: they keep what is traced
-        return particles.expected_quadratic_grad(quadratic, per_sample=False)
+        value = jax.vmap(lambda z: jnp.sum(model.log_likelihood(z, rows), where=counts))
+        return particles.expected_quadratic_grad(quadratic, per_sample=False), jax.tree.map(value, latents)
 
-    if full_data or evaluation.draw.index is None:
-        return sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
+    if full_data or sees_all:
+        parts, values = sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
+        if sees_all:
+            evaluation.known_values[transport] = values
+        return parts
     return expected_grad(evaluation, of_batch, full_data=False)
