@@ -19,17 +19,11 @@ import scipy.stats
 
 import quell
 from exact import minibatches
-from quell.compilation import quick_options
 from quell.estimators import GeneralizedReparameterization
 from quell.evaluation import Evaluation
 from quell.families import Beta, BetaParams, Gamma, GammaParams, LowRank, LowRankParams
 from quell.families.gamma_quantile import log_gamma_quantile
 from tolerances import DIFFERENCES, EXACT, EXPECTATION, ROUNDING, SINGLE
-
-LEVEL = "xla_backend_optimization_level"
-OPTIONS = {name: value for name, value in quick_options(jax.default_backend()).items() if name != LEVEL}
-quick_jit = functools.partial(jax.jit, compiler_options=OPTIONS)
-"""Special functions make long programs; this halves the time to compile them, at the level that `conftest` has set."""
 
 NAMES = ("gamma", "beta", "low-rank")
 FEATURES = [[1.0, 0.3], [0.4, 1.1], [0.7, 0.9]]
@@ -202,7 +196,7 @@ def found(name: str) -> Found:
     problem, start, noise, latent = case(name)
     family = problem.family
 
-    @quick_jit
+    @jax.jit
     def everything(params, draw, mass, rows, rule) -> Found:
         evaluation, expanded = Evaluation(problem, params, draw), {"quadratic": quadratic(problem)}
         dense = samples(evaluation, TERMS) | samples(evaluation, expanded, [quell.ScoreFunction(), quell.ClosedForm()])
@@ -273,7 +267,7 @@ def test_densities_and_entropies_are_those_of_scipy():
         (LowRank(5, rank=2), wide, scipy.stats.multivariate_normal(np.zeros(5), covariance)),
     ):
         z = np.linspace(0.2, 0.9, family.dim)
-        log_prob, entropy = quick_jit(lambda w, z, f=family: (f.log_prob(w, z), f.entropy(w)))(params, jnp.asarray(z))
+        log_prob, entropy = jax.jit(lambda w, z, f=family: (f.log_prob(w, z), f.entropy(w)))(params, jnp.asarray(z))
         np.testing.assert_allclose(log_prob, np.sum(oracle.logpdf(z)), **EXACT)
         np.testing.assert_allclose(entropy, np.sum(oracle.entropy()), **EXACT)
 
@@ -283,7 +277,7 @@ def test_quantile_is_that_of_scipy():
         [0.1, 0.29, 0.31, 0.5, 1.0, 3.0, 10.0, 100.0],
         [1e-12, 1e-6, 1e-3, 0.1, 0.3, 0.49, 0.5, 0.51, 0.7, 0.9, 0.999, 1 - 1e-6, 1 - 1e-12, 1 - 2**-53],
     )
-    quantile = quick_jit(log_gamma_quantile)
+    quantile = jax.jit(log_gamma_quantile)
     for dtype, rows in ((np.float64, 14), (np.float32, 12)):
         a, p = shape[:rows].astype(dtype), u[:rows].astype(dtype)
         truth = np.log(scipy.special.gammaincinv(a.astype(float), p.astype(float)))
@@ -295,8 +289,8 @@ def test_quantile_has_the_slopes_of_its_differences():
     """Also where it is far below the smallest number: at shape 0.02 it starts from 1e-400."""
     shape, u = (jnp.asarray(x.ravel()) for x in np.meshgrid([0.02, 0.4, 2.0, 30.0], [1e-8, 0.2, 0.6, 0.99]))
     steps = 1e-5 * shape, 1e-5 * jnp.minimum(u, 1.0 - u)
-    quantile = quick_jit(log_gamma_quantile)
-    slopes = quick_jit(jax.grad(lambda *x: jnp.sum(log_gamma_quantile(*x)), (0, 1)))(shape, u)
+    quantile = jax.jit(log_gamma_quantile)
+    slopes = jax.jit(jax.grad(lambda *x: jnp.sum(log_gamma_quantile(*x)), (0, 1)))(shape, u)
     in_shape = quantile(shape + steps[0], u) - quantile(shape - steps[0], u)
     in_u = quantile(shape, u + steps[1]) - quantile(shape, u - steps[1])
     np.testing.assert_allclose(slopes[0] * shape, 0.5e5 * in_shape, **DIFFERENCES)
@@ -317,7 +311,7 @@ def test_jit_equals_eager():
 @pytest.mark.parametrize("name", NAMES)
 def test_float32_is_near_float64(name):
     problem, params, _, _ = case(name, jnp.float32)
-    run = quick_jit(lambda w, draw: samples(Evaluation(problem, w, draw), {"data": quell.Data()}))
+    run = jax.jit(lambda w, draw: samples(Evaluation(problem, w, draw), {"data": quell.Data()}))
     single = run(params, likely_draw(name, jnp.float32)[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(single)} == {jnp.dtype(jnp.float32)}
     all_close(single, {key: found(name).likely[key] for key in single}, SINGLE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import quell
+from quell.data import convert
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -182,9 +183,11 @@ def test_rows_that_are_far_shorter_in_the_file_than_in_memory(tmp_path):
     hot = np.eye(1000)[np.arange(3000) % 1000]
     path = tmp_path / "t.parquet"
     parquet.write_table(pyarrow.table({"hot": pyarrow.FixedSizeListArray.from_arrays(hot.ravel(), 1000)}), path)
-    rows = quell.rows_from_parquet(path, {"x": "hot"}, tmp_path / "rows", max_bytes=2**20)
+    sizes = [len(batch["x"]) for batch in convert._batches([path], {"x": "hot"}, 2**20)]
+    assert sum(sizes) == 3000
+    assert max(sizes) * 1000 * 8 <= 2**20
+    quell.rows_from_parquet(path, {"x": "hot"}, tmp_path / "rows", max_bytes=2**20)
     assert np.array_equal(np.load(tmp_path / "rows" / "x.npy"), hot)
-    assert rows.num_rows == 3000
 
 
 def test_without_pyarrow(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits over many devices and processes: the same as on one, and clear words where that cannot be."""
 
+import contextlib
 import os
 import pathlib
 import re
@@ -20,7 +21,7 @@ from jax.sharding import Mesh
 import quell
 from quell import devices, processes
 from quell.cli.cluster import join
-from quell.cli.data_file import read_parts
+from quell.cli.data_file import read_data, read_parts
 from quell.fitting.checkpoint_file import read_contents
 from quell.fitting.fingerprint import rows_digest
 
@@ -331,6 +332,23 @@ def test_files_are_shared_out(tmp_path):
     (tmp_path / "rows-1.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"rows-1.npz could not be read"):
         read_parts(pattern, part=0, num_parts=1)
+    with (tmp_path / "rows-1.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(ValueError, match=r"rows-1.npz could not be read"):
+        read_parts(pattern, part=0, num_parts=1)
+
+
+def test_a_damaged_archive_is_told_of_wherever_the_damage_is(tmp_path):
+    path = tmp_path / "rows.npz"
+    np.savez_compressed(path, x=np.arange(60).reshape(20, 3))
+    whole, found = path.read_bytes(), read_data(path)
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 255
+        path.write_bytes(damaged)
+        with contextlib.suppress(ValueError):  # any other error fails; and what is read is whole, or has another name
+            again = read_data(path)
+            assert "x" not in again or np.array_equal(again["x"], found["x"])
 
 
 @pytest.mark.parametrize(
@@ -355,14 +373,14 @@ def test_a_process_that_has_joined_can_be_ended_by_a_signal(monkeypatch):
 
 @pytest.mark.parametrize("given", ["myhost", "myhost:", "myhost:here"])
 def test_a_coordinator_without_a_port_is_refused(given):
-    with pytest.raises(ValueError, match=r"A host and a port were needed.*--coordinator myhost:7777"):
+    with pytest.raises(ValueError, match=r"A host and a port were needed.*--coordinator localhost:7777"):
         join(given, 2, 0)
 
 
 @pytest.mark.slow
 def test_the_example_runs_in_two_processes(tmp_path):
     script, told = HERE.parent / "examples" / "many_hosts.py", []
-    for _ in range(2):  # the second time it goes on from the checkpoint, which only the first process reads
+    for _ in range(2):  # the second time there is a checkpoint, which only the first process reads
         port = free_port()
         jobs = [start(script, f"localhost:{port}", 2, number, num_devices=2, cwd=tmp_path) for number in range(2)]
         first, second = (job.communicate(timeout=300)[0] for job in jobs)
@@ -370,5 +388,5 @@ def test_the_example_runs_in_two_processes(tmp_path):
         assert "2 processes with 4 devices" in first
         assert "2 processes" not in second
         assert (tmp_path / "many_hosts.quell").exists()
-        told.append(re.search(r"steps .* in|mean: .*", first)[0])
+        told.append(re.search(r"mean: .*", first, re.DOTALL)[0])
     assert told[0] == told[1]

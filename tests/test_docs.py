@@ -14,7 +14,6 @@ from mkdocs.exceptions import PluginError
 from numpyro import infer
 
 import quell
-from quell import compilation
 from quell.adapters import family_ensemble
 from quell.diagnostics import report
 
@@ -234,16 +233,13 @@ def execution():
 def quickly(monkeypatch):
     """Fits and measurements with few steps and the base gradient alone, whatever a page asks for.
 
-    So the fits of one model share one program. Compiling is most of the time, and is done as quickly as it can be.
+    So the fits of one model share one program. Compiling is most of the time.
     """
     for name in ("fit", "fit_many"):
         monkeypatch.setattr(quell, name, _capped(getattr(quell, name), "steps", variates=(), sampler=None))
     monkeypatch.setattr(quell, "sweep", _capped(quell.sweep, "steps", subsets=("none",)))
     for name in ("gradient_variance", "contributions"):
         monkeypatch.setattr(quell.diagnostics, name, _capped(getattr(quell.diagnostics, name), "num"))
-    options = {**compilation.quick_options("cpu"), "xla_backend_optimization_level": 0}
-    monkeypatch.setattr(compilation, "quick_options", lambda backend: options)
-    monkeypatch.setattr(compilation, "_jitted", functools.cache(compilation._jitted.__wrapped__))
     run, default_variates = infer.SVI.run, quell.default_variates
     monkeypatch.setattr(infer.SVI, "run", lambda svi, key, steps, *a, **k: run(svi, key, min(steps, FEW), *a, **k))
     monkeypatch.setattr(family_ensemble, "default_variates", lambda *args: ())
@@ -254,8 +250,6 @@ def _capped(function, count, **fixed):
     return lambda *args, **options: function(*args, **{**options, count: min(options.get(count, FEW), FEW), **fixed})
 
 
-# Of a fit with few steps the last thousand are few, and some are none
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:Mean of empty slice")
 def marks_of(path):
     """Pages take long; those that few read first are left to a release."""
     if path == README:
@@ -263,6 +257,8 @@ def marks_of(path):
     return [pytest.mark.release if path.parent.name == "gallery" or path.stem == "zoo" else pytest.mark.slow]
 
 
+# Of a fit with few steps the last thousand are few, and some are none
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning", "ignore:Mean of empty slice")
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=marks_of(path)) for path in RUNNABLE],

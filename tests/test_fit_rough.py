@@ -60,6 +60,7 @@ def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
     assert num_rows(6400, 81) is None  # they would be more than a quarter
     monkeypatch.setattr(rough, "MOST_NUMBERS", 400)
     assert num_rows(6400, 3) == 100  # of four numbers each, with the target
+    assert num_rows(6400, 5) is None  # they would be 66, of at least 100
     assert num_rows(2400, 3) is None  # below 10,000 numbers
 
 

@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from quell.processes import gather
+
 ROWS = "rows"
 """Name of the only axis of the mesh that `mesh="all"` makes."""
 
@@ -153,15 +155,13 @@ def _home(shape: tuple[int, ...], mesh: Any) -> PartitionSpec:
 
 
 def _place_shards(data: PyTree, mesh: Mesh) -> PyTree:
-    from jax.experimental import multihost_utils
-
-    leaves, structure = jax.tree.flatten(data)
-    rows = [np.ascontiguousarray(leaf) for leaf in leaves]
+    named = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(data)}
+    rows = [np.ascontiguousarray(leaf) for leaf in named.values()]
     num = rows[0].shape[0]
     local = sum(d.process_index == jax.process_index() for d in mesh.devices.flat)
-    kind = f"{structure} of {', '.join(f'{leaf.dtype}{list(leaf.shape[1:])}' for leaf in rows)}"
+    kind = ", ".join(f"{name} {leaf.dtype}{list(leaf.shape[1:])}" for name, leaf in zip(named, rows, strict=True))
     own = np.asarray([_checksum([kind.encode()]), local, num, _checksum(rows)], np.int32)
-    kinds, devices, lengths, sums = np.reshape(multihost_utils.process_allgather(own), (-1, own.size)).T.tolist()
+    kinds, devices, lengths, sums = gather(own).T.tolist()
     if len(set(kinds)) > 1:
         raise ValueError(
             f"The processes were given rows of different kinds: process {jax.process_index()} has {kind}. The same "

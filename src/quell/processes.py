@@ -60,6 +60,14 @@ def first_does(action: Callable[[], None]) -> None:
     first_says(lambda: action() is not None)
 
 
+def gather(numbers: np.ndarray) -> np.ndarray:
+    """The numbers of every process, in all of them, as the rows of a matrix."""
+    from jax.experimental import multihost_utils
+
+    with _connected("Look at what the others say, and start all of them again."):
+        return np.reshape(multihost_utils.process_allgather(numbers), (-1, numbers.size))
+
+
 def is_there(path: Path) -> bool:
     """Whether the first process sees a file."""
     return bool(agree(path.exists()))
@@ -86,10 +94,8 @@ def wait_for_all(advice: str) -> None:
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import sync_global_devices
 
-        try:
+        with _connected(advice):
             sync_global_devices("quell")
-        except (RuntimeError, ValueError) as error:  # JAX has no error of its own for a connection that is gone
-            raise lost(error, advice) from error
 
 
 def lost(error: Exception, advice: str) -> ProcessLost:
@@ -141,7 +147,14 @@ def _here() -> str:
 def _broadcast(array: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
-    try:
+    with _connected():
         return np.asarray(multihost_utils.broadcast_one_to_all(array))
-    except (RuntimeError, ValueError) as error:  # JAX has no error of its own for a connection that is gone
-        raise lost(error, "") from error
+
+
+@contextlib.contextmanager
+def _connected(advice: str = "") -> Iterator[None]:
+    """JAX has no error of its own for a connection that is gone."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise lost(error, advice) from error

@@ -53,8 +53,8 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
         return
     if is_named and not re.fullmatch(r".+:\d+", coordinator):
         raise ValueError(
-            f"`--coordinator` was given as {coordinator}. A host and a port were needed. Type for example "
-            f"`--coordinator {coordinator.split(':')[0]}:7777`."
+            f"`--coordinator` was given as {coordinator}. A host and a port were needed. "
+            "Type for example `--coordinator localhost:7777`."
         )
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
     try:

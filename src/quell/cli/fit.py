@@ -56,7 +56,7 @@ def fit(
 ) -> None:
     """Fit a model: MODEL is a quell model, a function of the data that makes one, or a NumPyro model."""
     folder = FitFolder(out)
-    with bad_parameters():
+    with bad_parameters(), together():
         settings = FitSettings(
             model=model,
             data=None if data is None else str(data),
@@ -75,14 +75,13 @@ def fit(
         plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
         with in_use(mesh):
             first_does(lambda: folder.begin(settings))
-        with together():
-            result = run_plan(plan)[0]
+        result = run_plan(plan)[0]
     if result.status is Status.INTERRUPTED:
         same = ", with the same options for devices" if all_devices else ""
         text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on{same}: {settings.command(out)}"
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=130)
-    with in_use(mesh):
+    with in_use(mesh), together():
         folder.write_outputs(result, seed=seed)
     print_outcome(folder, result)
 

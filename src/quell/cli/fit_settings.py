@@ -20,6 +20,7 @@ from quell.cli.model_file import load_model, split_target
 from quell.families import AbstractFamily
 from quell.fitting.plan import FitOptions, FitPlan, default_sampler
 from quell.paper.ensembles import SUBSETS
+from quell.processes import ProcessLost
 from quell.variates import VARIATES, ControlVariate
 
 FAMILIES = ("meanfield", "fullrank", "lowrank")
@@ -138,7 +139,7 @@ class FitSettings:
         """Say which model it was that could not be fitted."""
         try:
             yield
-        except ValueError:
+        except (ValueError, ProcessLost):
             raise
         except Exception as error:  # whatever the user's functions raise
             first = str(error).strip().split("\n")[0]

@@ -106,7 +106,7 @@ def _batch_size(file: Any, names: list[str], max_bytes: int) -> int:
     groups = (file.metadata.row_group(k) for k in range(file.metadata.num_row_groups))
     columns = (group.column(k) for group in groups for k in range(group.num_columns))
     wanted = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in names)
-    in_memory = sum(_bytes_of(file.schema_arrow.field(name).type) for name in names)
+    in_memory = sum(max(8, _bytes_of(file.schema_arrow.field(name).type)) for name in names)  # side by side as doubles
     a_row = max(in_memory, wanted // max(file.metadata.num_rows, 1))
     return int(np.clip(max_bytes // (4 * a_row), 1, 2**16))
 

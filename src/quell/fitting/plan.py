@@ -286,9 +286,9 @@ def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
             "Give each process as many of them as its memory holds, or leave out `mesh`."
         )
     arrays, static = eqx.partition(model, eqx.is_array)
-    others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
     with last_words("Look at what the others say, and start all of them again.", several=are_several()):
         rows = place_rows(arrays.data, mesh)
+        others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
 
 

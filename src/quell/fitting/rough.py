@@ -32,7 +32,7 @@ MOST_NUMBERS = 2**27
 """In the rows taken: they are gathered, on a mesh for each device."""
 
 LEAST_SHARE = 4
-"""Where that would be more than one row of so many, or more than may be in memory, all steps see all rows."""
+"""Where that would be more than one row of so many, or than may be taken, all steps see all rows."""
 
 MOST_STEPS = 32
 """Together about as long as one step on all rows."""
@@ -64,8 +64,8 @@ class RoughStart(eqx.Module):
     def of(cls, problem: Problem) -> "RoughStart | None":
         """With as many rows as suit a problem; `None` where nothing would be gained."""
         rows, data = problem.model.num_data, problem.model.data
-        num = min(rows // SHARE, MOST_NUMBERS // datum_size(data))
-        num = min(max(num, ROWS_A_COORDINATE * problem.model.dim), most_rows(data))
+        most = min(most_rows(data), MOST_NUMBERS // datum_size(data))
+        num = min(max(rows // SHARE, ROWS_A_COORDINATE * problem.model.dim), most)
         unfit = num < ROWS_A_COORDINATE * problem.model.dim or num > rows // LEAST_SHARE
         return None if unfit or rows * datum_size(data) < FEWEST else cls(num)
 
