@@ -12,7 +12,7 @@ from quell.paper import load
 from quell.paper.figure4 import PanelExperiment, artificial_dataset
 from quell.paper.sweep import FACTORS, SweepExperiment
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 PNG = b"\x89PNG\r\n"
 
@@ -39,8 +39,8 @@ def test_sweep_spans_slow_and_diverging_rates():
     "command",
     [
         "figure4",
-        pytest.param("figure1 --dataset ionosphere", marks=pytest.mark.release),
-        pytest.param("figure3 --datasets ionosphere", marks=pytest.mark.release),
+        "figure1 --dataset ionosphere",
+        "figure3 --datasets ionosphere",
     ],
 )
 def test_commands_write_a_picture_and_its_numbers(command, tmp_path):

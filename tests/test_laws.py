@@ -196,7 +196,7 @@ def test_factored_equals_dense(name, key):
     all_close(*both_ways(evaluation.params), EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", ["logistic, full-rank"])
 def test_inner_products_of_averages(name, key):
     evaluation = sampled_evaluation(PROBLEMS[name], key, shared=True)
