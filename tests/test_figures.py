@@ -35,14 +35,7 @@ def test_sweep_spans_slow_and_diverging_rates():
     assert final[best] < sweep.optimum
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "figure4",
-        "figure1 --dataset ionosphere",
-        "figure3 --datasets ionosphere",
-    ],
-)
+@pytest.mark.parametrize("command", ["figure1 --dataset ionosphere", "figure3 --datasets ionosphere", "figure4"])
 def test_commands_write_a_picture_and_its_numbers(command, tmp_path):
     words = ["reproduce", *command.split(), "--quick", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, words)

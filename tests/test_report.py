@@ -17,7 +17,8 @@ import quell
 from quell.diagnostics import estimate, khat, noise, report, summarise
 from quell.diagnostics.advice import Advice, Level
 from quell.diagnostics.contribution import Contribution, Contributions, Dispensable
-from quell.diagnostics.page import Contents, Picture, page
+from quell.diagnostics.page import page
+from quell.diagnostics.page_contents import Contents, Picture
 from quell.fitting import Trial
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" _" + "long" * 30

@@ -23,7 +23,8 @@ from quell.diagnostics.elbo import elbo_of, exact_elbo_in_chunks
 from quell.diagnostics.khat import Khat, khat_of
 from quell.diagnostics.looks import check_matplotlib, data_uri, png_bytes
 from quell.diagnostics.noise import GradientVariance, variance_from
-from quell.diagnostics.page import Chosen, Contents, Picture, page
+from quell.diagnostics.page import page
+from quell.diagnostics.page_contents import Chosen, Contents, Picture
 from quell.diagnostics.subset import keep_variates, used_variates
 from quell.diagnostics.summary import summarise
 from quell.gradient import Gradient, GradientState
