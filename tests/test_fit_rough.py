@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact fits of many rows: they begin on few, go far, and end where they would have ended."""
+"""Fits of many rows with a closed form: they begin on few, go far, and end where they would have ended."""
 
 import jax
 import jax.numpy as jnp
@@ -211,3 +211,43 @@ def test_with_many_data_only_few_steps_see_all_of_them(monkeypatch):
     assert sampled.algorithm.gradient.sampler == quell.Sampler(1, 100)
     assert any("anchored" in repr(variate.approximation).lower() for variate in sampled.algorithm.gradient.variates)
     assert all(sampled.choice.active)
+
+
+@pytest.fixture
+def too_many_for_adam(many, monkeypatch):
+    """A few thousand rows are too many for a pass a step."""
+    monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
+    monkeypatch.setattr(plan, "LARGEST_FULL", 200)
+
+
+@pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
+def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_adam, family):
+    model, key = logistic(), jax.random.key(3)
+    sampled = FitOptions(optimizer=optax.adam(0.01)).plan(model, family, key)
+    exact = FitOptions().plan(model, family, key)
+    assert not sampled.choice.exact
+    assert "near the optimum of 200 random data" in sampled.choice.reason
+    assert int(sampled.policy.still) == plan.LEARNING_STEPS
+    starts = [one.begin(key, one.start).params for one in (sampled, exact)]
+    for one, other, given in zip(*starts, sampled.start.params, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert jnp.max(jnp.abs(one - given)) > 0.1
+    fitted = quell.fit(model, family, optimizer=optax.adam(0.01), steps=1 + 2 * plan.LEARNING_STEPS, key=key)
+    assert fitted.history.weights.shape[0] == 1 + 2 * plan.LEARNING_STEPS
+    given = FitOptions(optimizer=optax.adam(0.01), sampler=quell.Sampler(1, 50)).plan(model, family, key)
+    assert given.rough is None
+
+
+def test_adam_on_many_rows_arrives(too_many_for_adam):
+    """With the belief of `Rule()`, which is a datum's, weights stay too small to be quiet."""
+    model, family = logistic(), quell.FullRank(DIM)
+    best = quell.fit(model, family, key=jax.random.key(0))
+
+    def gap(**options):
+        optimizer = optax.adam(optax.cosine_decay_schedule(0.01, 300))
+        result = quell.fit(model, family, optimizer=optimizer, steps=300, key=jax.random.key(1), **options)
+        return float(quell.exact_elbo(best.problem, best.params) - quell.exact_elbo(best.problem, result.params))
+
+    assert gap() < 5e-4
+    assert 2e-3 < gap(rule=quell.Rule()) < 0.1
+    assert gap(variates=()) > 1

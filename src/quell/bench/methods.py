@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell.bench.fixed import base_options, fixed_options
 from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
@@ -57,12 +57,17 @@ def falling(count: Any, length: Any) -> Any:
 
 
 class RunState(NamedTuple):
-    """Where a run of ours stands."""
+    """Where a run of ours stands; in the first `still` steps parameters wait for weights."""
 
     algorithm: AlgorithmState
     hyper: Hyper
     key: Key[Array, ""]
     step: Int[Array, ""]
+    still: Int[Array, ""]
+
+
+Walk = Callable[[Key[Array, ""], PyTree], PyTree]
+"""From a key and parameters to others that are nearer to the optimum."""
 
 
 class AdamRunner(AbstractRunner):
@@ -73,12 +78,22 @@ class AdamRunner(AbstractRunner):
         gradient: what is followed.
         label: for the table.
         axes: of Adam.
+        walk: that goes before the first step, from parameters to better ones.
+        still: first steps that learn weights only.
     """
 
-    def __init__(self, bench: BenchProblem, gradient: Gradient, label: str, axes: Mapping[str, Axis]) -> None:
+    def __init__(
+        self,
+        bench: BenchProblem,
+        gradient: Gradient,
+        label: str,
+        axes: Mapping[str, Axis],
+        walk: Walk | None = None,
+        still: int = 0,
+    ) -> None:
         """Nothing is compiled yet."""
         self.bench, self.label, self.axes = bench, label, axes
-        self.gradient = gradient
+        self.gradient, self._walk, self._still = gradient, walk, still
         self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
         def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:
@@ -90,10 +105,14 @@ class AdamRunner(AbstractRunner):
         hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
         algorithm = Algorithm(self.gradient, hyper.optimizer())
         params = params_of(isotropic(mean, setting["scale"], full_rank=self.bench.full_rank))
-        state = RunState(algorithm.init(params), hyper, key, jnp.zeros((), jnp.int32))
+        counts = jnp.zeros((), jnp.int32), jnp.asarray(self._still, jnp.int32)
+        state = RunState(algorithm.init(params), hyper, key, *counts)
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
     def advance(self, state: RunState, until: int) -> RunState:
+        if self._walk is not None and int(state.step) == 0:
+            params = self._walk(state.key, state.algorithm.params)
+            state = state._replace(algorithm=eqx.tree_at(lambda a: a.params, state.algorithm, params))
         return self._advance(self._arrays, state, jnp.asarray(until, jnp.int32))
 
     def gaussian(self, state: RunState) -> Gaussian:
@@ -205,7 +224,9 @@ def _advance(gradient: Gradient, state: RunState, until: Int[Array, ""]) -> RunS
 
     def body(now: RunState) -> RunState:
         reached, _ = algorithm.step(jax.random.fold_in(now.key, now.step), now.algorithm)
-        return RunState(reached, now.hyper, now.key, now.step + 1)
+        waiting = eqx.tree_at(lambda a: a.gradient, now.algorithm, reached.gradient)
+        kept = jax.tree.map(lambda new, old: jnp.where(now.step < now.still, old, new), reached, waiting)
+        return now._replace(algorithm=kept, step=now.step + 1)
 
     return jax.lax.while_loop(lambda now: now.step < until, body, state)
 
@@ -247,13 +268,23 @@ def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
     """The automatic choice, but with Adam."""
 
     def make() -> list[AdamRunner]:
-        params = params_of(isotropic(bench.start, _START_SCALE, full_rank=bench.full_rank))
-        options = FitOptions(optimizer=optax.adam(0.1), params=params)
-        plan = options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
+        plan = _adam_plan(bench)
         axes, gradient = ADAM_QUICK if quick else ADAM, plan.algorithm.gradient
-        return [AdamRunner(bench, gradient, gradient_text(gradient), axes)]
+        label, still = gradient_text(gradient) + _walk_text(plan), int(plan.policy.still)
+        return [AdamRunner(bench, gradient, label, axes, plan.first_params, still)]
 
     return [Method("quell ensemble", make)]
+
+
+def _adam_plan(bench: BenchProblem) -> FitPlan:
+    """What an automatic fit with Adam does."""
+    params = params_of(isotropic(bench.start, _START_SCALE, full_rank=bench.full_rank))
+    options = FitOptions(optimizer=optax.adam(0.1), params=params)
+    return options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
+
+
+def _walk_text(plan: FitPlan) -> str:
+    return "" if plan.rough is None else f", from a walk on {plan.rough.num_rows} rows"
 
 
 def _s7(bench: BenchProblem, quick: bool) -> list[Method]:
@@ -270,7 +301,18 @@ def _singles(bench: BenchProblem, quick: bool) -> list[Method]:
 
 
 def _base(bench: BenchProblem, quick: bool) -> list[Method]:
-    return [_adam("quell base", bench, lambda sampler: (), quick)]
+    """It may begin with the walk of the automatic choice too, so that what differs is the gradient."""
+    plain = _adam("quell base", bench, lambda sampler: (), quick)
+
+    def make() -> list[AbstractRunner]:
+        plan, sampler = _adam_plan(bench), Sampler(batch_size=bench.batch_size)
+        if plan.rough is None or quick:
+            return list(plain.make())
+        gradient = Gradient(bench.problem, (), default_base(bench.problem), sampler)
+        label = structure_text(sampler.batch_size, sampler.num_replicates) + _walk_text(plan)
+        return [*plain.make(), AdamRunner(bench, gradient, label, ADAM, plan.first_params)]
+
+    return [Method("quell base", make)]
 
 
 def _more_samples(bench: BenchProblem, quick: bool) -> list[Method]:

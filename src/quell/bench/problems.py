@@ -137,7 +137,7 @@ def _network(name: str, data_dir: DataDir) -> BenchProblem:
     inputs = rng.uniform(-2, 2, size=(300, 2))
     targets = np.sin(1.5 * inputs[:, 0]) + 0.5 * inputs[:, 1] + 0.3 * rng.normal(size=300)
     bench = _from_numpyro(name, models.network, (jnp.asarray(inputs), jnp.asarray(targets)), full_rank=True)
-    return dataclasses.replace(bench, start=_mode(bench))
+    return dataclasses.replace(bench, start=_mode(bench), limit=20.0)
 
 
 def _from_numpyro(

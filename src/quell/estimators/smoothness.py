@@ -137,10 +137,12 @@ def _within_support(inputs: list[Seen]) -> list[Seen] | None:
 
 def _scan(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
     """A loop: what is carried depends on the latent from the iteration after the one in which it begins to."""
-    first, last = equation.params["num_consts"], equation.params["num_consts"] + equation.params["num_carry"]
+    body = _programs(equation)[0]
+    last = _num_whole(equation.invars, body.invars)
+    first = last - _num_whole(equation.outvars, body.outvars)
     given = [one._replace(outside=False) for one in inputs]
     while True:
-        outputs = _passes(_programs(equation)[0], given)
+        outputs = _passes(body, given)
         if outputs is None:
             return None
         carried = [
@@ -150,6 +152,11 @@ def _scan(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
         if carried == given[first:last]:
             return [one._replace(outside=False) for one in outputs]
         given[first:last] = carried
+
+
+def _num_whole(outer: list[Any], inner: list[Any]) -> int:
+    """Of what goes into a loop, or comes out, how many are not sliced: constants first, then what is carried."""
+    return sum(one.aval.shape == each.aval.shape for one, each in zip(outer, inner, strict=True))
 
 
 def _is_number(var: Any) -> bool:

@@ -44,9 +44,6 @@ EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 LARGEST_SECOND_ORDER = 100
 """With more coordinates than this, a Hessian a step is not tried."""
 
-SECOND_ORDER_SAMPLES = 2
-"""Latents with their mirror images: each more takes less time than the Hessian's part of a step."""
-
 SETTLED = 24
 """After as many steps of second order it is looked whether their noise is small."""
 
@@ -106,8 +103,9 @@ class Tuner:
     ) -> None:
         """Nothing is run yet."""
         self.problem, self.rule, self.natural = problem, rule, natural
-        are_free, are_few = sampler is None and base is None, natural or problem.model.num_data <= LARGEST_EXACT
-        self.may_be_exact = are_free and are_few and is_exact_for(problem)
+        are_free = sampler is None and base is None
+        self.has_closed_form = are_free and is_exact_for(problem)
+        self.may_be_exact = self.has_closed_form and (natural or problem.model.num_data <= LARGEST_EXACT)
         self.samples = SAMPLES if sampler is None else (1,)
         self.sampler = sampler or default_sampler
         variates = () if self.may_be_exact else candidate_variates(problem, self.sampler)
@@ -126,9 +124,7 @@ class Tuner:
         """Choose before the first step, by rule: a trial would take longer than most fits."""
         if self.may_be_exact:
             reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
-            if (rough := self.rough) is not None:
-                reason += f" The fit starts near the optimum of {rough.num_rows} random data."
-            return self.restore(Choice("exact", (), 1, reason, first="exact"))
+            return self.restore(Choice("exact", (), 1, reason + self._begins, first="exact"))
         if self.second_order is not None:
             reason = "By rule, before anything is measured: Hessians at latents, since coordinates and data are few."
             none = (False,) * len(self.sampled.variates)
@@ -162,7 +158,12 @@ class Tuner:
 
     def _named(self, base: BaseName, active: tuple[bool, ...], reason: str, *, first: BaseName) -> Choice:
         names = [name for name, used in zip(self.sampled.names, active, strict=True) if used]
-        return Choice(base, active, 1, f"{reason}: {' + '.join(['base', *names])}.", first=first)
+        text = f"{reason}: {' + '.join(['base', *names])}.{self._begins}"
+        return Choice(base, active, 1, text, first=first)
+
+    @property
+    def _begins(self) -> str:
+        return "" if self.rough is None else f" The fit starts near the optimum of {self.rough.num_rows} random data."
 
     def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
         """Choose where the fit stands, by trial runs; `None` where there is nothing to choose.
@@ -194,8 +195,8 @@ class Tuner:
 
     @property
     def rough(self) -> RoughStart | None:
-        """How an exact fit of many data begins."""
-        return RoughStart.of(self.problem) if self.may_be_exact and self.natural else None
+        """How a fit of many data with a closed form begins."""
+        return RoughStart.of(self.problem) if self.has_closed_form else None
 
     @property
     def num_trials(self) -> int:
@@ -203,8 +204,11 @@ class Tuner:
         return sum(len(scout.gradient.variates) + 3 for scout in self.scouts.values())
 
     def still_until(self, choice: Choice, learning: int) -> int:
-        """The step up to which parameters wait for weights to be learned: a natural-gradient step is long."""
-        if not self.natural or choice.base != "sampled" or not any(first_active(self.sampled.variates)):
+        """The step up to which parameters wait for weights to be learned.
+
+        A natural-gradient step is too long to be noisy, and Adam remembers the noise of its first ones for thousands.
+        """
+        if choice.base != "sampled" or not any(first_active(self.sampled.variates)):
             return 0  # not by what is active now: a later choice must not change what a checkpoint is compared with
         return learning + (SETTLED if choice.first == "second order" else 0)
 
@@ -262,13 +266,12 @@ def is_exact_for(problem: Problem) -> bool:
 
 
 def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
-    """Hessians at latents and their mirror images, on all data; `None` where they are wrong, or cost too much."""
+    """Hessians at one latent and its mirror image, on all data; `None` where they are wrong, or cost too much."""
     prior = ClosedForm() if Prior().refuses_closed_form(problem) is None else Price()
     base = BaseGradient(Price(), prior, ClosedForm())
     if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None or not has_no_kinks(problem):
         return None
-    sampler = Sampler(SECOND_ORDER_SAMPLES)
-    return Gradient(problem, base=base, sampler=sampler, rule=dataclasses.replace(rule, prior=None))
+    return Gradient(problem, base=base, sampler=Sampler(), rule=dataclasses.replace(rule, prior=None))
 
 
 @eqx.filter_jit

@@ -20,7 +20,7 @@ from quell.devices import check_divides, in_use, num_devices, place_rows, place_
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
-from quell.fitting.automatic import SAMPLES, Tuned, Tuner
+from quell.fitting.automatic import EXACT, SAMPLES, Tuned, Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
 from quell.fitting.choice import BaseName, Choice
@@ -64,7 +64,11 @@ ANNEALED_RATE = 0.15
 """Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
 
 LEARNING_STEPS = 10
-"""First steps of an automatic fit that learn weights only: a natural-gradient step is too long to be noisy."""
+"""First steps of an automatic fit that learn weights only."""
+
+BELIEF = 1e-3
+"""How much an automatic fit believes that variates are useless: `v0` in the natural metric, and N times `v0` otherwise.
+Near the optimum of N data the gradient a datum has a squared norm of order 1/N, of which it must stay a small part."""
 
 
 class FitOptions(eqx.Module):
@@ -112,7 +116,7 @@ class FitOptions(eqx.Module):
         given = None if self.optimizer is None else checked_optimizer(self.optimizer)
         natural = has_natural_gradient(family) if given is None else is_natural(given)
         sampler = default_sampler(model, natural=natural)
-        rule = self.rule or Rule(metric="natural" if natural and family.has_natural_metric else "euclidean")
+        rule = self.rule or self._default_rule(problem, natural)
         params = family.init() if self.params is None else _checked_params(self.params, family)
         tuner, tuned = None, None
         if self.variates == "auto":
@@ -145,6 +149,11 @@ class FitOptions(eqx.Module):
             rough=None if tuner is None else tuner.rough,
         )
 
+    def _default_rule(self, problem: Problem, natural: bool) -> Rule:
+        if natural and problem.family.has_natural_metric:
+            return Rule(v0=BELIEF, metric="natural")
+        return Rule(v0=BELIEF / problem.model.num_data) if self.variates == "auto" else Rule()
+
 
 class FitPlan(eqx.Module):
     """All that a fit will do.
@@ -157,7 +166,7 @@ class FitPlan(eqx.Module):
         options: as they were given.
         choice: what was chosen automatically; `None` where the variates were given.
         tuner: that chose, to choose again.
-        rough: how an exact fit of many rows begins.
+        rough: how a fit of many rows with a closed form begins.
         fit_mesh: of devices that several fits are spread over; `None` for one device.
     """
 
@@ -172,11 +181,23 @@ class FitPlan(eqx.Module):
     fit_mesh: Mesh | None = None
 
     def begin(self, key: Key[Array, "*fit"], state: LoopState) -> LoopState:
-        """The state from which the first step goes: near the optimum of few rows, where there are many."""
+        """The state from which the first step goes."""
+        return eqx.tree_at(lambda s: s.algorithm.params, state, self.first_params(key, state.params))
+
+    def first_params(self, key: Key[Array, "*fit"], params: PyTree) -> PyTree:
+        """Near the optimum of few rows, where there are many; else those given."""
         if self.rough is None:
-            return state
+            return params
         go = walk_many if self.is_many else walk_one
-        return eqx.tree_at(lambda s: s.algorithm.params, state, go(self.rough, self.algorithm, key, state.params))
+        return go(self.rough, self._walker, key, params)
+
+    @property
+    def _walker(self) -> Algorithm:
+        """What walks before the fit: natural-gradient steps on closed forms, those of the fit where it takes such."""
+        if self.is_exact:
+            return self.algorithm
+        problem = self.algorithm.gradient.problem
+        return Algorithm(Gradient(problem, base=EXACT), default_optimizer(problem, self.options.steps, "exact"))
 
     def changed(self, tuned: Tuned) -> "FitPlan":
         """The same plan with another gradient from now on, and the optimiser that goes with it."""

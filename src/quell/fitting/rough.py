@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an exact fit of many rows begins: near the optimum of few of them."""
+"""Where a fit of many rows with a closed form begins: near the optimum of few of them."""
 
 import dataclasses
 from typing import NamedTuple
