@@ -147,12 +147,15 @@ def ticks(monkeypatch):
 
 
 class Descent(AbstractRunner):
-    """The gap after n steps is `10 (1 - rate)^n`, and `noise` times the rate that is left; a step is a millisecond."""
+    """The gap after n steps is `10 (1 - rate)^n`, and `noise` times the rate that is left.
+
+    A step is a millisecond, and starting a chunk `start_s`.
+    """
 
     label = "made up"
 
-    def __init__(self, ticks, axes=None, noise=0.0):
-        self.ticks, self.axes, self.noise = ticks, axes or {}, noise
+    def __init__(self, ticks, axes=None, noise=0.0, start_s=0.0):
+        self.ticks, self.axes, self.noise, self.start_s = ticks, axes or {}, noise, start_s
         self.asked, self.started = [], []
 
     def start(self, key, mean, setting):
@@ -160,7 +163,7 @@ class Descent(AbstractRunner):
         return {"step": 0, "rate": setting.get("rate", 0.1), "length": setting.get("length", math.inf)}
 
     def advance(self, state, until):
-        self.ticks[0] += 1e-3 * (until - state["step"])
+        self.ticks[0] += self.start_s + 1e-3 * (until - state["step"])
         self.asked.append(until)
         return state | {"step": until}
 
@@ -226,14 +229,28 @@ def test_a_run_ends_with_its_schedule_its_time_or_where_it_is_not_finite(ticks):
 
 
 def test_warming_up_times_a_step_and_stays_within_the_schedule(ticks):
-    runner = Descent(ticks)
+    runner = Descent(ticks, start_s=2e-4)
     key, mean = jax.random.key(0), jnp.zeros(1)
     warm = clock.warm_up(runner, key, mean, {})
-    np.testing.assert_allclose([warm.compile_s, warm.step_s], 1e-3, **tolerances.EXACT)
-    assert runner.asked == [1, 2, 4, 8, 16, 32, 64]
+    found = warm.compile_s, warm.step_s, warm.start_s
+    np.testing.assert_allclose(found, (1.2e-3, 1e-3, 2e-4), **tolerances.EXACT)
+    assert runner.asked == [1, 2, 4, 8, 16, 32, *[64] * 6]
     runner.asked = []
     clock.warm_up(runner, key, mean, {"length": 2})
-    assert runner.asked == [1, 2]
+    assert runner.asked == [1, *[2] * 6]
+    runner.asked = []
+    once = clock.warm_up(runner, key, mean, {"length": 1})
+    assert runner.asked == [1]
+    assert once.start_s == 0.0, "a method that takes one step would do it again"
+
+
+def test_a_chunk_is_started_once_on_the_clock(ticks, benches):
+    runner, trials = Descent(ticks, start_s=2e-4), Trials(benches["sonar"], GOAL)
+    trials.step_seconds(runner)
+    runner.asked = []
+    run = trials.one(runner, {}, 0, 10.0)
+    first = next(n for n in runner.asked if 10 * 0.9**n <= 0.1)
+    np.testing.assert_allclose(run.seconds_to(0.0, 0.1), 2e-4 + 1e-3 * first, **tolerances.EXACT)
 
 
 def test_the_median_is_infinite_when_fewer_than_half_arrive():

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import blackjax
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from blackjax.optimizers.lbfgs import lbfgs_inverse_hessian_formula_1
 from blackjax.vi import fullrank_vi, meanfield_vi
@@ -66,7 +67,7 @@ class VIRunner(AbstractRunner):
         return jax.lax.while_loop(lambda now: now.step < until, body, state)
 
     def advance(self, state, until):
-        return self._advance(self.bench.problem.model.data, state, jnp.int32(until))
+        return self._advance(self.bench.problem.model.data, state, np.int32(until))
 
     def gaussian(self, state):
         return self._compiled_gaussian(state.vi)

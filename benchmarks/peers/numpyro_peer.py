@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from numpyro.distributions import biject_to
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
@@ -88,7 +89,7 @@ class SVIRunner(AbstractRunner):
         return jax.lax.while_loop(lambda now: now.step < until, body, state)
 
     def advance(self, state, until):
-        return self._advance(self.bench.rows, state, jnp.int32(until))
+        return self._advance(self.bench.rows, state, np.int32(until))
 
     def gaussian(self, state):
         return self._compiled_gaussian(state.svi)

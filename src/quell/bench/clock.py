@@ -19,6 +19,7 @@ TARGETS = (1.0, 0.1)
 _GROWTH = 0.1
 _JUDGED_EVERY = 5
 _TIMED_S = 0.02
+_STARTS = 5
 _STALLED_AFTER = 2000
 _MOST_STEPS = 10**8
 _NEAR = 5.0
@@ -76,10 +77,12 @@ class Warm:
     Attributes:
         compile_s: seconds of the first start and the first step.
         step_s: seconds of a later step.
+        start_s: seconds of a chunk without steps; none for a method that takes only one.
     """
 
     compile_s: float
     step_s: float
+    start_s: float = 0.0
 
 
 def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> Warm:
@@ -91,16 +94,26 @@ def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "lat
         steps = until // 2
         elapsed, state = _timed(runner, state, until)
         until *= 2
-    return Warm(compile_s, elapsed / steps)
+    if until == 2:
+        return Warm(compile_s, elapsed)
+    start_s = min(_timed(runner, state, until // 2)[0] for _ in range(_STARTS))
+    return Warm(compile_s, max(elapsed - start_s, 0.0) / steps, start_s)
 
 
 def timed_run(
-    runner: AbstractRunner, state: Any, goal: Goal, *, limit: float, most_steps: float | int = math.inf
+    runner: AbstractRunner,
+    state: Any,
+    goal: Goal,
+    *,
+    limit: float,
+    most_steps: float | int = math.inf,
+    start_s: float = 0.0,
 ) -> Run:
     """Advance until a tenth of a nat is reached, the steps or the seconds are over, or nothing gets better.
 
     Chunks are of one step at first and then of a tenth of the steps so far. Every fifth point is judged on the way, or
     fewer where that takes longer than the steps; and those before the first good one of each target afterwards.
+    Starting a chunk is on the clock once: chunks are for the judgement, and a fit is one program.
 
     Args:
         runner: what is run.
@@ -108,12 +121,13 @@ def timed_run(
         goal: where to arrive.
         limit: most seconds on the clock.
         most_steps: after which nothing more will happen.
+        start_s: seconds of starting a chunk.
     """
     seconds, steps, points, elbos, next_s = [0.0], [0], [runner.gaussian(state)], {}, goal.judge_s
     while True:
         until = int(min(steps[-1] + max(1, int(_GROWTH * steps[-1])), most_steps))
         elapsed, state = _timed(runner, state, until)
-        seconds.append(seconds[-1] + elapsed)
+        seconds.append(seconds[-1] + max(elapsed - start_s, 0.0) if steps[-1] else elapsed)
         steps.append(until)
         points.append(runner.gaussian(state))
         last = len(points) - 1

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
@@ -113,13 +114,13 @@ class AdamRunner(AbstractRunner):
         if self._walk is not None and int(state.step) == 0:
             params = self._walk(state.key, state.algorithm.params)
             state = state._replace(algorithm=eqx.tree_at(lambda a: a.params, state.algorithm, params))
-        return self._advance(self._arrays, state, jnp.asarray(until, jnp.int32))
+        return self._advance(self._arrays, state, np.int32(until))
 
     def gaussian(self, state: RunState) -> Gaussian:
         return gaussian_of(state.algorithm.params)
 
 
-Program = Callable[[LoopState, Array, Array], LoopState]
+Program = Callable[[LoopState, Array, np.int32], LoopState]
 """Steps from a state, with a key, until their number is given."""
 
 
@@ -168,9 +169,9 @@ class FitRunner(AbstractRunner):
         loop, step = state.loop, int(state.loop.step)
         loop = loop if step else plan.begin(state.key, loop)
         if step < SETTLED <= until and state.base == "second order":
-            loop = program(loop, state.key, jnp.asarray(SETTLED, jnp.int32))
+            loop = program(loop, state.key, np.int32(SETTLED))
             return self._settled(FitState(loop, state.key, state.base), until)
-        return FitState(program(loop, state.key, jnp.asarray(until, jnp.int32)), state.key, state.base)
+        return FitState(program(loop, state.key, np.int32(until)), state.key, state.base)
 
     def _settled(self, state: FitState, until: int) -> FitState:
         """Go on after the look at the noise, with another gradient where there is too much."""
@@ -185,7 +186,7 @@ class FitRunner(AbstractRunner):
                 self.label += f", then {gradient_text(changed.algorithm.gradient)}"
             state = FitState(eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state), state.key, base)
         program = self._plans[state.base][1]
-        return FitState(program(state.loop, state.key, jnp.asarray(until, jnp.int32)), state.key, state.base)
+        return FitState(program(state.loop, state.key, np.int32(until)), state.key, state.base)
 
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)

@@ -120,8 +120,10 @@ class Trials:
 
     def one(self, runner: AbstractRunner, setting: Setting, seed: int, limit: float) -> Run:
         """One run on the clock."""
+        self.step_seconds(runner)
         state = runner.start(jax.random.key(seed), self.bench.start, setting)
-        return timed_run(runner, state, self.goal, limit=limit, most_steps=runner.most_steps(setting))
+        most, start_s = runner.most_steps(setting), self._warm[runner].start_s
+        return timed_run(runner, state, self.goal, limit=limit, most_steps=most, start_s=start_s)
 
 
 def _key(runner: AbstractRunner, setting: Setting) -> tuple[AbstractRunner, frozenset]:
