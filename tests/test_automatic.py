@@ -295,10 +295,16 @@ def test_the_look_is_at_the_noise_alone():
     grads = jax.vmap(of_noise)(draw.noise)
     steps = jax.tree.map(lambda leaf: leaf - jnp.tensordot(mass, leaf, axes=1), grads)
     noise = 0.5 * jax.vmap(lambda step: natural_sq_norm(problem, params, step))(steps)
-    found = [float(automatic._median_noise(gradient, params, jax.random.key(seed))) for seed in range(20)]
+    keys = [jax.random.key(seed) for seed in range(20)]
+    found = [float(automatic._median_noise(gradient, params, key, jnp.zeros(()))) for key in keys]
     assert 0.3 < np.mean(found) / float(mass @ noise) < 1.5, "a median of squares is below their mean"
     whole = 0.5 * jax.vmap(lambda grad: natural_sq_norm(problem, params, grad))(grads)
     assert float(mass @ whole) > 5 * float(mass @ noise)
+    early = [float(automatic._median_noise(gradient, params, key, jnp.asarray(jnp.inf))) for key in keys]
+    for key, value in zip(keys, early, strict=True):
+        firsts = [gradient.update(one, params, gradient.init(params))[0] for one in jax.random.split(key, 9)[:3]]
+        gains = [0.5 * natural_sq_norm(problem, params, grad) for grad in firsts]
+        np.testing.assert_allclose(value, max(gains), **EXACT)
 
 
 @pytest.mark.slow

@@ -188,8 +188,8 @@ class Quadratic(eqx.Module):
         return self.constant + step @ self.slope + 0.5 * step @ self.curvature.matvec(step)
 
     def grad(self, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
-        """Gradient at `z`."""
-        return self.slope + self.curvature.matvec(z - self.anchor)
+        """Gradient at `z`; where that is the anchor itself, no product is taken."""
+        return self.slope if z is self.anchor else self.slope + self.curvature.matvec(z - self.anchor)
 
     def scale(self, factor: float) -> "Quadratic":
         """The quadratic times a number."""

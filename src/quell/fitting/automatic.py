@@ -8,7 +8,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from quell.combine import Rule
 from quell.combine.select import Costs, Option, options
@@ -52,6 +52,9 @@ SETTLED_NATS = 4.0
 
 SETTLED_LOOKS = 9
 """Gradients of which the median is taken."""
+
+FIRST_LOOKS = 3
+"""Gradients that are enough where each of them gains less than that, noise and all."""
 
 SCOUT_NUMBER = 2**32 - 1
 """Folded into the fit's key for the trial runs; no step has this number."""
@@ -149,7 +152,8 @@ class Tuner:
         """
         if self.second_order is None or choice.base != "second order":
             return None
-        if float(_median_noise(self.second_order, params, self._look_key)) < SETTLED_NATS:
+        enough = jnp.asarray(SETTLED_NATS, float)
+        if float(_median_noise(self.second_order, params, self._look_key, enough)) < SETTLED_NATS:
             return None
         reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
         named = self._named("sampled", self._landing, reason, first=choice.first)
@@ -274,14 +278,39 @@ def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
     return Gradient(problem, base=base, sampler=Sampler(), rule=dataclasses.replace(rule, prior=None))
 
 
+class _Look(NamedTuple):
+    number: Int[Array, ""]
+    grads: PyTree
+    loudest: Float[Array, ""]
+
+
 @eqx.filter_jit
-def _median_noise(gradient: Gradient, params: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
-    """Nats that a step seems to gain by noise alone: of several draws, the middle distance from their mean."""
-    state = gradient.init(params)
-    draws = jax.lax.map(lambda one: gradient.update(one, params, state)[0], jax.random.split(key, SETTLED_LOOKS))
-    steps = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), draws)
-    sq_norms = jax.lax.map(lambda step: natural_sq_norm(gradient.problem, params, step), steps)
-    return 0.5 * jnp.median(sq_norms) * SETTLED_LOOKS / (SETTLED_LOOKS - 1)
+def _median_noise(
+    gradient: Gradient, params: PyTree, key: Key[Array, ""], enough: Float[Array, ""]
+) -> Float[Array, ""]:
+    """Nats that a step seems to gain by noise alone: of several draws, the middle distance from their mean.
+
+    A step's whole gain is at least that of its noise: where none of the first draws has `enough`, the largest of them.
+    """
+    state, keys = gradient.init(params), jax.random.split(key, SETTLED_LOOKS)
+    none = jax.tree.map(lambda leaf: jnp.zeros((SETTLED_LOOKS, *leaf.shape), leaf.dtype), params)
+
+    def norm(grad: PyTree) -> Float[Array, ""]:
+        return 0.5 * natural_sq_norm(gradient.problem, params, grad)
+
+    def look(now: _Look) -> _Look:
+        grad, _, _ = gradient.update(keys[now.number], params, state)
+        grads = jax.tree.map(lambda all_, one: all_.at[now.number].set(one), now.grads, grad)
+        return _Look(now.number + 1, grads, jnp.maximum(now.loudest, norm(grad)))
+
+    def goes_on(now: _Look) -> Bool[Array, ""]:
+        return (now.number < FIRST_LOOKS) | ((now.number < SETTLED_LOOKS) & ~(now.loudest < enough))
+
+    start = _Look(jnp.zeros((), jnp.int32), none, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
+    seen = jax.lax.while_loop(goes_on, look, start)
+    steps = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), seen.grads)
+    noise = jnp.median(jax.lax.map(norm, steps)) * SETTLED_LOOKS / (SETTLED_LOOKS - 1)
+    return jnp.where(seen.number < SETTLED_LOOKS, seen.loudest, noise)
 
 
 def _members(active: tuple[bool, ...]) -> tuple[int, ...]:
