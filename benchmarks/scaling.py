@@ -108,17 +108,17 @@ def of_exact(sizes: Sizes, p: int, num_summed: int, row_flops: int) -> Cost:
 
 
 def of_mean_field(sizes: Sizes, p: int) -> Cost:
-    return of_exact(sizes, p, 2 * sizes.dim + 1, 10 * sizes.dim)
+    return of_exact(sizes, p, 2 * sizes.dim + 1, 6 * sizes.dim)
 
 
 def of_low_rank(sizes: Sizes, p: int) -> Cost:
     d, k = sizes.dim, sizes.rank
-    return of_exact(sizes, p, d * (k + 2) + 1, 4 * d * k + 10 * d)
+    return of_exact(sizes, p, d * (k + 2) + 1, 4 * d * k + 6 * d)
 
 
 def of_full_rank(sizes: Sizes, p: int) -> Cost:
     d = sizes.dim
-    return of_exact(sizes, p, d**2 + d + 1, 4 * d**2 + 10 * d).plus(Cost(8 * d**3))
+    return of_exact(sizes, p, d**2 + d + 1, 4 * d**2 + 6 * d).plus(Cost(8 * d**3))
 
 
 def of_batch(sizes: Sizes, p: int) -> Cost:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import matplotlib.image
 import numpy as np
+import optax
 import pytest
 import scipy.optimize
 from numpyro.handlers import seed
@@ -35,6 +36,7 @@ from quell.bench.search import search
 from quell.bench.trial import Trials, median
 from quell.cli.app import app
 from quell.cli.bench import sooner_lines
+from quell.fitting import automatic, plan, rough
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")
 
@@ -552,3 +554,23 @@ def test_without_a_folder_of_peers_one_line_says_so(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["bench", "--peers-dir", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 3
     assert "No peers: there are no files of peers in" in result.stderr
+
+
+def test_adam_runs_as_a_fit_does_its_walk_and_its_first_steps_included(benches, monkeypatch):
+    monkeypatch.setattr(rough, "FEWEST", 10_000)
+    monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
+    monkeypatch.setattr(plan, "LARGEST_FULL", 200)
+    bench, key = benches["poisson"], jax.random.key(4)
+    ((ensemble,), (base,)) = (method.make()[:1] for method in own_methods(bench, ("ensemble", "base")))
+    assert ensemble.most_steps({"length": 100.0}) == 100 + plan.LEARNING_STEPS
+    assert base.most_steps({"length": 100.0}) == 100
+    assert all("from a walk on 400 rows" in runner.label for runner in (ensemble, base))
+    setting = {"rate": 0.01, "length": math.inf, "scale": 0.1}
+    state = ensemble.start(key, bench.start, setting)
+    for until in (1, 7, 30):
+        state = ensemble.advance(state, until)
+    params = params_of(isotropic(bench.start, 0.1, full_rank=True))
+    options = {"optimizer": optax.adam(0.01), "params": params, "steps": 30, "key": key}
+    fitted = quell.fit(bench.problem.model, bench.problem.family, **options)
+    for one, other in zip(state.algorithm.params, fitted.params, strict=True):
+        np.testing.assert_allclose(one, other, **tolerances.RUNS)

@@ -10,6 +10,7 @@ import pytest
 import quell
 from quell.fitting import automatic, driver, plan, rough
 from quell.fitting.automatic import EXACT as EXACT_BASE
+from quell.fitting.loop import take_step
 from quell.fitting.plan import FitOptions, default_optimizer
 from quell.fitting.rough import KEY_NUMBER, RoughStart, walk, walk_one
 from tolerances import EXACT, RUNS
@@ -226,14 +227,19 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     sampled = FitOptions(optimizer=optax.adam(0.01)).plan(model, family, key)
     exact = FitOptions().plan(model, family, key)
     assert not sampled.choice.exact
-    assert "near the optimum of 200 random data" in sampled.choice.reason
+    assert "a walk to the optimum of 200 random data" in sampled.choice.reason
     assert int(sampled.policy.still) == plan.LEARNING_STEPS
     starts = [one.begin(key, one.start).params for one in (sampled, exact)]
     for one, other, given in zip(*starts, sampled.start.params, strict=True):
         np.testing.assert_array_equal(one, other)
         assert jnp.max(jnp.abs(one - given)) > 0.1
-    fitted = quell.fit(model, family, optimizer=optax.adam(0.01), steps=1 + 2 * plan.LEARNING_STEPS, key=key)
-    assert fitted.history.weights.shape[0] == 1 + 2 * plan.LEARNING_STEPS
+    state = sampled.begin(key, sampled.start)
+    for step in range(plan.LEARNING_STEPS + 2):
+        before, (state, _) = state, take_step(sampled.algorithm, sampled.policy, key, state)
+        moved = bool(jnp.any(state.params.loc != before.params.loc))
+        assert moved == (step >= plan.LEARNING_STEPS)
+    few = FitOptions(optimizer=optax.adam(0.01), steps=2 * plan.LEARNING_STEPS).plan(model, family, key)
+    assert int(few.policy.still) == 0
     given = FitOptions(optimizer=optax.adam(0.01), sampler=quell.Sampler(1, 50)).plan(model, family, key)
     assert given.rough is None
 
@@ -251,3 +257,49 @@ def test_adam_on_many_rows_arrives(too_many_for_adam):
     assert gap() < 5e-4
     assert 2e-3 < gap(rule=quell.Rule()) < 0.1
     assert gap(variates=()) > 1
+
+
+def test_a_family_without_natural_gradients_does_not_walk(too_many_for_adam):
+    family = quell.Product({"a": quell.MeanField(2), "b": quell.FullRank(1)})
+    made = FitOptions(steps=30).plan(logistic(), family, jax.random.key(0))
+    assert made.tuner.has_closed_form
+    assert made.rough is None
+    assert "walk" not in made.choice.reason
+
+
+def test_rows_of_a_walk_are_fewer_where_fits_are_many(many, monkeypatch):
+    monkeypatch.setattr(rough, "MOST_NUMBERS", 800)
+    problem = quell.Problem(logistic(), quell.MeanField(DIM))
+    assert [RoughStart.of(problem, num_fits=num).num_rows for num in (1, 2, 3)] == [200, 100, 66]
+
+
+def test_a_fit_with_adam_that_walked_is_resumed_and_several_begin_as_one(too_many_for_adam, tmp_path):
+    model, family, options = logistic(), quell.FullRank(DIM), {"optimizer": optax.adam(0.01)}
+    key, *_ = jax.random.split(jax.random.key(2), 2)
+    whole = quell.fit(model, family, steps=40, key=key, **options)
+    for steps in (15, 40):  # the first ends before as many that weights may be learned from
+        checkpoint = quell.Checkpoint(tmp_path / "fit.quell", resume=steps > 15)
+        resumed = quell.fit(model, family, steps=steps, checkpoint=checkpoint, key=key, **options)
+    assert resumed.history.elbo.size == 40
+    for steps in (25, 40):
+        checkpoint = quell.Checkpoint(tmp_path / "longer.quell", resume=steps > 25)
+        resumed = quell.fit(model, family, steps=steps, checkpoint=checkpoint, key=key, **options)
+    jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    several = quell.fit_many(model, family, num_fits=2, steps=40, key=jax.random.key(2), **options)
+    for one, other in zip(several[0].params, whole.params, strict=True):
+        np.testing.assert_allclose(one, other, **RUNS)
+
+
+def test_an_average_leaves_out_steps_that_only_learn(too_many_for_adam):
+    model, family = logistic(), quell.MeanField(DIM)
+    options = {"optimizer": optax.adam(0.01), "average_from": 0.0, "steps": 30, "key": jax.random.key(0)}
+    start = isotropic(family, 5.0, 0.1)
+    result = quell.fit(model, family, params=start, sampler=quell.Sampler(1, 100), **options)
+    seen = []
+    made = FitOptions(params=start, sampler=quell.Sampler(1, 100), optimizer=optax.adam(0.01), steps=30)
+    made = made.plan(model, family, jax.random.key(0))
+    state = made.start
+    for _ in range(30):
+        state, _ = take_step(made.algorithm, made.policy, jax.random.key(0), state)
+        seen.append(state.params.loc)
+    np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[plan.LEARNING_STEPS :]), axis=0), **RUNS)

@@ -117,6 +117,9 @@ def test_expansion_in_the_latent_has_the_derivatives_of_the_likelihood(model):
     value, slope, second = _derivatives(total)(anchor)
     np.testing.assert_allclose(quadratic.value(anchor), value, **tolerances.EXACT)
     np.testing.assert_allclose(quadratic.grad(anchor), slope, **tolerances.EXACT)
+    np.testing.assert_allclose(quadratic.grad(jnp.array(anchor)), slope, **tolerances.EXACT)
+    away = anchor + jnp.linspace(0.3, -0.2, model.dim)
+    np.testing.assert_allclose(quadratic.grad(away), slope + second @ (away - anchor), **tolerances.EXACT)
     np.testing.assert_allclose(hessian, second, **tolerances.EXACT)
 
 

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key
 
 from quell.bench.fixed import base_options, fixed_options
 from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
 from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Axis, Method, Setting
+from quell.combine import Rule
 from quell.compilation import quick_options
 from quell.draw import Sampler
 from quell.estimators import ClosedForm, Price, Reparameterization
@@ -26,6 +27,7 @@ from quell.fitting import Algorithm, AlgorithmState
 from quell.fitting.automatic import SETTLED
 from quell.fitting.loop import LoopState, is_going, take_step
 from quell.fitting.plan import FitOptions, FitPlan
+from quell.fitting.rough import RoughStart
 from quell.gradient import Gradient
 from quell.paper import variates as paper_variates
 from quell.terms import Variational
@@ -67,10 +69,6 @@ class RunState(NamedTuple):
     still: Int[Array, ""]
 
 
-Walk = Callable[[Key[Array, ""], PyTree], PyTree]
-"""From a key and parameters to others that are nearer to the optimum."""
-
-
 class AdamRunner(AbstractRunner):
     """A gradient, with Adam of a chosen rate.
 
@@ -79,8 +77,8 @@ class AdamRunner(AbstractRunner):
         gradient: what is followed.
         label: for the table.
         axes: of Adam.
-        walk: that goes before the first step, from parameters to better ones.
-        still: first steps that learn weights only.
+        plan: of the automatic fit, which begins as it does: with a walk on few rows, where there are many, and with
+            steps that learn weights only, where the gradient has any; `None` for a run that begins with neither.
     """
 
     def __init__(
@@ -89,12 +87,15 @@ class AdamRunner(AbstractRunner):
         gradient: Gradient,
         label: str,
         axes: Mapping[str, Axis],
-        walk: Walk | None = None,
-        still: int = 0,
+        plan: FitPlan | None = None,
     ) -> None:
         """Nothing is compiled yet."""
         self.bench, self.label, self.axes = bench, label, axes
-        self.gradient, self._walk, self._still = gradient, walk, still
+        self.gradient, self.plan = gradient, plan
+        self.still = int(plan.policy.still) if plan is not None and gradient.variates else 0
+        self.walks = plan is not None and plan.rough is not None
+        if self.walks:
+            self.label += f", from a walk on {plan.rough.num_rows} rows"
         self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
         def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:
@@ -106,18 +107,21 @@ class AdamRunner(AbstractRunner):
         hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
         algorithm = Algorithm(self.gradient, hyper.optimizer())
         params = params_of(isotropic(mean, setting["scale"], full_rank=self.bench.full_rank))
-        counts = jnp.zeros((), jnp.int32), jnp.asarray(self._still, jnp.int32)
+        counts = jnp.zeros((), jnp.int32), jnp.asarray(self.still, jnp.int32)
         state = RunState(algorithm.init(params), hyper, key, *counts)
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
     def advance(self, state: RunState, until: int) -> RunState:
-        if self._walk is not None and int(state.step) == 0:
-            params = self._walk(state.key, state.algorithm.params)
+        if self.walks and int(state.step) == 0:
+            params = self.plan.first_params(state.key, state.algorithm.params)
             state = state._replace(algorithm=eqx.tree_at(lambda a: a.params, state.algorithm, params))
         return self._advance(self._arrays, state, np.int32(until))
 
     def gaussian(self, state: RunState) -> Gaussian:
         return gaussian_of(state.algorithm.params)
+
+    def most_steps(self, setting: Setting) -> float | int:
+        return super().most_steps(setting) + self.still
 
 
 Program = Callable[[LoopState, Array, np.int32], LoopState]
@@ -271,8 +275,7 @@ def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
     def make() -> list[AdamRunner]:
         plan = _adam_plan(bench)
         axes, gradient = ADAM_QUICK if quick else ADAM, plan.algorithm.gradient
-        label, still = gradient_text(gradient) + _walk_text(plan), int(plan.policy.still)
-        return [AdamRunner(bench, gradient, label, axes, plan.first_params, still)]
+        return [AdamRunner(bench, gradient, gradient_text(gradient), axes, plan)]
 
     return [Method("quell ensemble", make)]
 
@@ -282,10 +285,6 @@ def _adam_plan(bench: BenchProblem) -> FitPlan:
     params = params_of(isotropic(bench.start, _START_SCALE, full_rank=bench.full_rank))
     options = FitOptions(optimizer=optax.adam(0.1), params=params)
     return options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
-
-
-def _walk_text(plan: FitPlan) -> str:
-    return "" if plan.rough is None else f", from a walk on {plan.rough.num_rows} rows"
 
 
 def _s7(bench: BenchProblem, quick: bool) -> list[Method]:
@@ -302,18 +301,7 @@ def _singles(bench: BenchProblem, quick: bool) -> list[Method]:
 
 
 def _base(bench: BenchProblem, quick: bool) -> list[Method]:
-    """It may begin with the walk of the automatic choice too, so that what differs is the gradient."""
-    plain = _adam("quell base", bench, lambda sampler: (), quick)
-
-    def make() -> list[AbstractRunner]:
-        plan, sampler = _adam_plan(bench), Sampler(batch_size=bench.batch_size)
-        if plan.rough is None or quick:
-            return list(plain.make())
-        gradient = Gradient(bench.problem, (), default_base(bench.problem), sampler)
-        label = structure_text(sampler.batch_size, sampler.num_replicates) + _walk_text(plan)
-        return [*plain.make(), AdamRunner(bench, gradient, label, ADAM, plan.first_params)]
-
-    return [Method("quell base", make)]
+    return [_adam("quell base", bench, lambda sampler: (), quick)]
 
 
 def _more_samples(bench: BenchProblem, quick: bool) -> list[Method]:
@@ -348,8 +336,11 @@ def _adam(
 def _runner(
     bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler, axes: Mapping[str, Axis]
 ) -> AdamRunner:
-    gradient = Gradient(bench.problem, variates, default_base(bench.problem), sampler)
-    return AdamRunner(bench, gradient, structure_text(sampler.batch_size, sampler.num_replicates), axes)
+    """Where rows are many it begins as the automatic fit with Adam does, so that what differs is the gradient."""
+    plan = None if RoughStart.of(bench.problem) is None else _adam_plan(bench)
+    rule = Rule() if plan is None else plan.algorithm.gradient.rule
+    gradient = Gradient(bench.problem, variates, default_base(bench.problem), sampler, rule=rule)
+    return AdamRunner(bench, gradient, structure_text(sampler.batch_size, sampler.num_replicates), axes, plan)
 
 
 def reference_runner(bench: BenchProblem) -> AdamRunner:

@@ -18,7 +18,7 @@ from quell.checks import check_count, check_name, check_positive
 from quell.cli.data_file import read_parts
 from quell.cli.model_file import load_model, split_target
 from quell.families import AbstractFamily
-from quell.fitting.plan import FitOptions, FitPlan, default_sampler
+from quell.fitting.plan import FitOptions, FitPlan, default_sampler, moving_steps
 from quell.paper.ensembles import SUBSETS
 from quell.processes import ProcessLost
 from quell.variates import VARIATES, ControlVariate
@@ -111,7 +111,7 @@ class FitSettings:
         with self.explained():
             options = FitOptions(
                 variates=self.chosen_variates(problem, sampler),
-                optimizer=None if rate is None else falling_adam(self.steps)(rate),
+                optimizer=None if rate is None else falling_adam(moving_steps(self.steps))(rate),
                 steps=self.steps,
                 sampler=None if self.batch_size is None else sampler,
                 checkpoint=checkpoint,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advice in words: pure functions of the numbers of a fit."""
 
+import dataclasses
 import enum
 import math
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from quell.combine import Rule
 from quell.diagnostics.contribution import Contribution, Contributions
 from quell.diagnostics.estimate import Estimate, mean_of
 from quell.diagnostics.khat import Khat
@@ -100,12 +102,13 @@ def elbo_rise(elbo: Float[np.ndarray, "step"]) -> Estimate:
     return Estimate(late.value - early.value, math.hypot(late.standard_error, early.standard_error))
 
 
-def advise_noise(ratio: Estimate, num_variates: int, *, reason: str | None = None) -> list[Advice]:
+def advise_noise(ratio: Estimate, num_variates: int, rule: Rule, *, reason: str | None = None) -> list[Advice]:
     """How much quieter the gradient is than the base gradient.
 
     Args:
         ratio: of the variances.
         num_variates: in use.
+        rule: that their weights were learned by.
         reason: of an automatic choice.
     """
     if not num_variates and reason is not None:
@@ -120,9 +123,10 @@ def advise_noise(ratio: Estimate, num_variates: int, *, reason: str | None = Non
     if ratio.value >= 0.95:
         text = "The variates remove hardly any noise. `quell.catalogue(model, family)` lists others for this problem."
         return [Advice(Level.NOTE, text)]
+    warier = dataclasses.replace(rule, v0=10.0 * (rule.v0 or Rule().v0))
     text = (
         f"With the variates the gradient is {_times(1.0 / ratio.value)} noisier: their weights are not learned yet. "
-        "Take more steps, or trust the averages less with `rule=quell.Rule(v0=1e-2)`."
+        f"Take more steps, or trust the averages less with `rule=quell.{warier}`."
     )
     return [Advice(Level.ACT, text)]
 

@@ -163,7 +163,9 @@ def advice_on(fit: FinishedFit, khat: Khat, variance: GradientVariance, found: C
             *advice.advise_end(fit.status),
             *advice.advise_trend(history.taken.elbo, is_exact=is_exact(fit)),
             *advice.advise_khat(khat),
-            *advice.advise_noise(variance.total.ratio, num_used, reason=choice.reason if choice else None),
+            *advice.advise_noise(
+                variance.total.ratio, num_used, fit.gradient.rule, reason=choice.reason if choice else None
+            ),
             *advice.advise_variates(found),
             *advice.advise_weights(found.combined, found.best),
             *advice.advise_skipped(history.num_skipped, history.num_steps),

@@ -21,7 +21,7 @@ from quell.fitting.rough import RoughStart
 from quell.fitting.scout import Scout, Seen
 from quell.gradient import Gradient, GradientState
 from quell.models import LinearPredictor
-from quell.natural import natural_sq_norm
+from quell.natural import has_natural_gradient, natural_sq_norm
 from quell.problem import Problem
 from quell.terms import Prior, Variational
 from quell.variates import BaseGradient, candidate_variates, default_base, first_active
@@ -54,7 +54,7 @@ SETTLED_LOOKS = 9
 """Gradients of which the median is taken."""
 
 FIRST_LOOKS = 3
-"""Gradients that are enough where each of them gains less than that, noise and all."""
+"""Gradients that are enough where each of them gains less than half of that, noise and all."""
 
 SCOUT_NUMBER = 2**32 - 1
 """Folded into the fit's key for the trial runs; no step has this number."""
@@ -105,7 +105,7 @@ class Tuner:
         key: Key[Array, "*fit"],
     ) -> None:
         """Nothing is run yet."""
-        self.problem, self.rule, self.natural = problem, rule, natural
+        self.problem, self.rule, self.natural, self.num_fits = problem, rule, natural, key.size
         are_free = sampler is None and base is None
         self.has_closed_form = are_free and is_exact_for(problem)
         self.may_be_exact = self.has_closed_form and (natural or problem.model.num_data <= LARGEST_EXACT)
@@ -167,7 +167,9 @@ class Tuner:
 
     @property
     def _begins(self) -> str:
-        return "" if self.rough is None else f" The fit starts near the optimum of {self.rough.num_rows} random data."
+        return (
+            "" if self.rough is None else f" It begins with a walk to the optimum of {self.rough.num_rows} random data."
+        )
 
     def again(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
         """Choose where the fit stands, by trial runs; `None` where there is nothing to choose.
@@ -200,7 +202,8 @@ class Tuner:
     @property
     def rough(self) -> RoughStart | None:
         """How a fit of many data with a closed form begins."""
-        return RoughStart.of(self.problem) if self.has_closed_form else None
+        walks = self.has_closed_form and has_natural_gradient(self.problem.family)
+        return RoughStart.of(self.problem, num_fits=self.num_fits) if walks else None
 
     @property
     def num_trials(self) -> int:
@@ -213,7 +216,7 @@ class Tuner:
         A natural-gradient step is too long to be noisy, and Adam remembers the noise of its first ones for thousands.
         """
         if choice.base != "sampled" or not any(first_active(self.sampled.variates)):
-            return 0  # not by what is active now: a later choice must not change what a checkpoint is compared with
+            return 0
         return learning + (SETTLED if choice.first == "second order" else 0)
 
     def restore(self, choice: Choice) -> Tuned:
@@ -248,7 +251,7 @@ class Tuner:
     def _choice(self, found: list[Way], best: Way, before: Choice, *, is_kept: bool, seconds: float) -> Choice:
         names = self.sampled.names
         judged = "none is predicted to converge much sooner than" if is_kept else "the soonest to converge should be"
-        reason = f"Of {len(found)} gradients {judged} {describe(names, best)}."
+        reason = f"Of {len(found)} gradients {judged} {describe(names, best)}.{self._begins}"
         active, samples = _mask(best.option, len(names)), best.option.samples
         chosen = best.base, active, samples, reason, trials_of(names, found), seconds
         return Choice(*chosen, before.first, before.anneals)
@@ -290,7 +293,8 @@ def _median_noise(
 ) -> Float[Array, ""]:
     """Nats that a step seems to gain by noise alone: of several draws, the middle distance from their mean.
 
-    A step's whole gain is at least that of its noise: where none of the first draws has `enough`, the largest of them.
+    On average a step's whole gain is at least that of its noise. So where none of the first draws has half of `enough`,
+    the largest of them is returned.
     """
     state, keys = gradient.init(params), jax.random.split(key, SETTLED_LOOKS)
     none = jax.tree.map(lambda leaf: jnp.zeros((SETTLED_LOOKS, *leaf.shape), leaf.dtype), params)
@@ -304,7 +308,7 @@ def _median_noise(
         return _Look(now.number + 1, grads, jnp.maximum(now.loudest, norm(grad)))
 
     def goes_on(now: _Look) -> Bool[Array, ""]:
-        return (now.number < FIRST_LOOKS) | ((now.number < SETTLED_LOOKS) & ~(now.loudest < enough))
+        return (now.number < FIRST_LOOKS) | ((now.number < SETTLED_LOOKS) & ~(now.loudest < 0.5 * enough))
 
     start = _Look(jnp.zeros((), jnp.int32), none, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
     seen = jax.lax.while_loop(goes_on, look, start)

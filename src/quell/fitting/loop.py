@@ -112,7 +112,7 @@ def take_step(
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     average = state.average
     if average is not None:
-        average = average.include(reached.params, finite & (state.step >= policy.average_after))
+        average = average.include(reached.params, finite & moves & (state.step >= policy.average_after))
     counts = in_a_row <= policy.max_skipped
     return settle((LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)))
 

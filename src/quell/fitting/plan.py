@@ -133,9 +133,8 @@ class FitOptions(eqx.Module):
             _check_made_for(given, model.num_data)
         algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        still = 0
-        if tuner is not None and tuned is not None and self.steps > 2 * LEARNING_STEPS:
-            still = tuner.still_until(tuned.choice, LEARNING_STEPS)
+        learns = tuner is not None and tuned is not None and moving_steps(self.steps) < self.steps
+        still = tuner.still_until(tuned.choice, LEARNING_STEPS) if learns else 0
         after = math.ceil(self.steps * (self.average_from or 0.0))
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
         return FitPlan(
@@ -239,9 +238,8 @@ class FitPlan(eqx.Module):
         default = f"the default for {self.options.steps} steps" if depends else "default" if by_default else "given"
         averaged = None if self.start.average is None else int(self.policy.average_after)
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
-        counts = {"averaged after step": averaged, "first steps that only learn": int(self.policy.still)}
         few = None if self.rough is None else self.rough.num_rows
-        return {"optimizer": default, "rows of a rough start": few} | counts | own
+        return {"optimizer": default, "rows of a rough start": few, "averaged after step": averaged} | own
 
 
 def default_optimizer(
@@ -257,7 +255,7 @@ def default_optimizer(
             that does not.
     """
     if not has_natural_gradient(problem.family):
-        return _adam(steps)
+        return _adam(moving_steps(steps))
     if anneals:
         return natural_gradient(problem, least_rate=_falling(ANNEALED_RATE, steps))
     if first == "exact":
@@ -270,6 +268,11 @@ def _optimizer_for(problem: Problem, steps: int, choice: Choice | None) -> optax
     if choice is None:
         return default_optimizer(problem, steps, "sampled")
     return default_optimizer(problem, steps, choice.first, anneals=choice.anneals)
+
+
+def moving_steps(steps: int) -> int:
+    """How many steps of a fit move, at least: few cannot be spared for learning weights."""
+    return steps - LEARNING_STEPS if steps > 2 * LEARNING_STEPS else steps
 
 
 @functools.cache

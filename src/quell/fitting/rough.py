@@ -61,10 +61,10 @@ class RoughStart(eqx.Module):
     num_rows: int = eqx.field(static=True)
 
     @classmethod
-    def of(cls, problem: Problem) -> "RoughStart | None":
-        """With as many rows as suit a problem; `None` where nothing would be gained."""
+    def of(cls, problem: Problem, *, num_fits: int = 1) -> "RoughStart | None":
+        """With as many rows as suit a problem; `None` where nothing would be gained. Each fit gathers its own."""
         rows, data = problem.model.num_data, problem.model.data
-        most = min(most_rows(data), MOST_NUMBERS // datum_size(data))
+        most = min(most_rows(data), MOST_NUMBERS // (num_fits * datum_size(data)))
         num = min(max(rows // SHARE, ROWS_A_COORDINATE * problem.model.dim), most)
         unfit = num < ROWS_A_COORDINATE * problem.model.dim or num > rows // LEAST_SHARE
         return None if unfit or rows * datum_size(data) < FEWEST else cls(num)

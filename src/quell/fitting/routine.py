@@ -60,15 +60,18 @@ def fit(
         optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default
             `quell.natural_gradient` for Gaussian families, and Adam with a rate that falls from 0.05 to zero on a
             cosine for others.
-        steps: how many to take at most, those of a checkpoint included. A fit whose gradient was chosen
-            to be exact, with natural-gradient steps, ends sooner, as `CONVERGED`, when a step can gain less than a
-            thousandth of a nat.
+        steps: how many to take at most, those of a checkpoint included. Where variates are chosen and weights have to
+            be learned, the first ten of more than twenty do so: they do not move, and schedules do not count them. A
+            fit whose gradient was chosen to be exact, with natural-gradient steps, ends sooner, as `CONVERGED`, when a
+            step can gain less than a thousandth of a nat.
         sampler: replicates and minibatches. By default ten replicates on all data for natural-gradient steps, in
-            minibatches of 100 where there are more than 2000 data, and two where Hessians are taken; for other
+            minibatches of 100 where there are more than 2000 data, and one where Hessians are taken; for other
             optimisers four on all data, or one with a minibatch of 100.
         base: the gradient that the variates are added to; by default the one that suits the problem.
-        rule: how their weights are learned.
-        params: to start from; the family's `init` by default.
+        rule: how their weights are learned. By default `quell.Rule()` in the natural metric for natural-gradient
+            steps; otherwise `quell.Rule()` for variates that are given, and `v0=0.001 / num_data` for chosen ones.
+        params: to start from; the family's `init` by default. A fit whose gradient is chosen, of a linear predictor
+            with many data, first walks to the optimum of some of them, unless the parameters are as good already.
         max_skipped: most steps **in a row** that may be skipped because they would make the parameters infinite or NaN.
             A skipped step changes nothing; the next one has another draw. One too many, and the fit ends as `DIVERGED`:
             draws that are bad by chance come alone, those of a fit that has gone astray do not. The history counts
