@@ -108,12 +108,12 @@ def of_exact(sizes: Sizes, p: int, num_summed: int, row_flops: int) -> Cost:
 
 
 def of_mean_field(sizes: Sizes, p: int) -> Cost:
-    return of_exact(sizes, p, 2 * sizes.dim + 1, 6 * sizes.dim)
+    return of_exact(sizes, p, 2 * sizes.dim + 1, 10 * sizes.dim)
 
 
 def of_low_rank(sizes: Sizes, p: int) -> Cost:
     d, k = sizes.dim, sizes.rank
-    return of_exact(sizes, p, d * (k + 2) + 1, 4 * d * k + 6 * d)
+    return of_exact(sizes, p, d * (k + 2) + 1, 4 * d * k + 10 * d)
 
 
 def of_full_rank(sizes: Sizes, p: int) -> Cost:

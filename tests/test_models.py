@@ -10,6 +10,7 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 
 import quell
+import quell.quadratic as quadratics
 import tolerances
 from quell.models.linear import LinearData
 from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, Quadratic
@@ -304,3 +305,13 @@ def test_a_sound_model_passes_every_rung(model):
 def test_a_single_datum_can_be_checked():
     data = LinearData(jnp.ones((1, 2)), jnp.ones(1))
     assert len(quell.check_model(quell.LinearPredictor(data, PRIOR, lambda t, y: -((t - y) ** 2)))) == 7
+
+
+def test_squares_are_summed_alike_whether_they_are_kept_or_not(monkeypatch):
+    rows, by_row, by_coordinate = RNG.normal(size=(5, 3)), RNG.normal(size=5), RNG.normal(size=3)
+    for most in (15, 14):
+        monkeypatch.setattr(quadratics, "_MOST_KEPT", most)
+        found = quadratics.squares_in_rows(jnp.asarray(rows), jnp.asarray(by_coordinate))
+        np.testing.assert_allclose(found, np.einsum("kj,kj,j->k", rows, rows, by_coordinate), **tolerances.EXACT)
+        found = quadratics.squares_over_rows(jnp.asarray(by_row), jnp.asarray(rows))
+        np.testing.assert_allclose(found, np.einsum("kj,kj,k->j", rows, rows, by_row), **tolerances.EXACT)

@@ -72,7 +72,7 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
 
     @jax.checkpoint
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:
-        variance = jnp.sum(family.covariance_product(params, rows.features) * rows.features, axis=1)
+        variance = family.predictor_variance(params, rows.features)
         values = model.expected_log_likelihood(rows.features @ mean, variance, rows)
         return jnp.sum(values, where=counts)
 

@@ -14,6 +14,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+_MOST_KEPT = 2**22
+"""Numbers whose squares are kept, for a product with them: on several devices of a CPU a sum takes ten times longer."""
+
+
+def squares_in_rows(rows: Float[Array, "row latent"], weight: Float[Array, "latent"]) -> Float[Array, "row"]:
+    r"""Return \(\sum_j w_j x_{kj}^2\) for each row \(k\)."""
+    return rows**2 @ weight if rows.size <= _MOST_KEPT else jnp.sum(rows**2 * weight, axis=-1)
+
+
+def squares_over_rows(weight: Float[Array, "row"], rows: Float[Array, "row latent"]) -> Float[Array, "latent"]:
+    r"""Return \(\sum_k w_k x_{kj}^2\) for each coordinate \(j\)."""
+    return weight @ rows**2 if rows.size <= _MOST_KEPT else jnp.sum(weight[:, None] * rows**2, axis=0)
+
 
 class AbstractCurvature(eqx.Module):
     r"""A symmetric matrix \(H\), seen only through its products."""
@@ -94,7 +107,7 @@ class FactoredCurvature(AbstractCurvature):
         return self.rows.T @ (self.weight[:, None] * (self.rows @ columns))
 
     def diagonal(self) -> Float[Array, "latent"]:
-        return jnp.sum(self.weight[:, None] * self.rows**2, axis=0)  # a product would keep the squares
+        return squares_over_rows(self.weight, self.rows)
 
     def factors(self) -> tuple[Float[Array, "rank latent"], Float[Array, "rank latent"]]:
         return self.weight[:, None] * self.rows, self.rows

@@ -91,10 +91,11 @@ class AdamRunner(AbstractRunner):
     ) -> None:
         """Nothing is compiled yet."""
         self.bench, self.label, self.axes = bench, label, axes
-        self.gradient, self.plan = gradient, plan
+        self.gradient = gradient
         self.still = int(plan.policy.still) if plan is not None and gradient.variates else 0
-        self.walks = plan is not None and plan.rough is not None
-        if self.walks:
+        self._walk = None
+        if plan is not None and plan.rough is not None:
+            self._walk = plan.first_params
             self.label += f", from a walk on {plan.rough.num_rows} rows"
         self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
@@ -112,8 +113,8 @@ class AdamRunner(AbstractRunner):
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
     def advance(self, state: RunState, until: int) -> RunState:
-        if self.walks and int(state.step) == 0:
-            params = self.plan.first_params(state.key, state.algorithm.params)
+        if self._walk is not None and int(state.step) == 0:
+            params = self._walk(state.key, state.algorithm.params)
             state = state._replace(algorithm=eqx.tree_at(lambda a: a.params, state.algorithm, params))
         return self._advance(self._arrays, state, np.int32(until))
 

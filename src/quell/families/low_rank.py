@@ -13,6 +13,7 @@ from quell.families.base import AbstractFamily
 from quell.families.location_scale import standard_normal
 from quell.families.low_rank_gradient import LowRankParticles
 from quell.families.low_rank_params import LowRankParams, whitened_factor
+from quell.quadratic import squares_in_rows
 
 START = 0.1
 """Size of the factor's entries at the start, in units of the scale: 1% of the variance, times the rank."""
@@ -102,7 +103,7 @@ class LowRank(AbstractFamily):
         return rows * jnp.exp(2.0 * params.log_scale) + (rows @ params.factor) @ params.factor.T
 
     def predictor_variance(self, params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
-        own = jnp.sum(rows**2 * jnp.exp(2.0 * params.log_scale), axis=-1)
+        own = squares_in_rows(rows, jnp.exp(2.0 * params.log_scale))
         return own + jnp.sum((rows @ params.factor) ** 2, axis=-1)
 
     def particles(self, params: LowRankParams, noise: Float[Array, "sample noise"]) -> LowRankParticles:

@@ -14,7 +14,7 @@ from quell.families.base import AbstractFamily
 from quell.families.coordinate_blocks import AbstractBlockParticles, DenseBlock, Start, block_of
 from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
 from quell.parts import Exact, Parts
-from quell.quadratic import Quadratic
+from quell.quadratic import Quadratic, squares_in_rows
 
 
 class MeanField(AbstractFamily):
@@ -84,6 +84,9 @@ class MeanField(AbstractFamily):
 
     def covariance_product(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         return rows * self.variance(params)
+
+    def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
+        return squares_in_rows(rows, self.variance(params))
 
     def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> "MeanFieldParticles":
         return MeanFieldParticles(self, params, noise)

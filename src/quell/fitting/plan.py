@@ -133,8 +133,9 @@ class FitOptions(eqx.Module):
             _check_made_for(given, model.num_data)
         algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        learns = tuner is not None and tuned is not None and moving_steps(self.steps) < self.steps
-        still = tuner.still_until(tuned.choice, LEARNING_STEPS) if learns else 0
+        still = 0
+        if tuner is not None and tuned is not None and moving_steps(self.steps) < self.steps:
+            still = tuner.still_until(tuned.choice, LEARNING_STEPS)
         after = math.ceil(self.steps * (self.average_from or 0.0))
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
         return FitPlan(
