@@ -471,14 +471,27 @@ def test_advice_on_the_trend_of_the_elbo():
     ],
 )
 def test_advice_on_the_noise(ratio, num, level, words):
-    found = advice.advise_noise(estimate.Estimate(ratio, 0.01), num)
+    found = advice.advise_noise(estimate.Estimate(ratio, 0.01), num, quell.Rule())
     assert _levels(found) == [level]
     assert words in found[0].text
 
 
+@pytest.mark.parametrize(
+    ("rule", "advised"),
+    [
+        (quell.Rule(), "rule=quell.Rule(v0=0.01)"),
+        (quell.Rule(v0=1e-9, metric="natural"), "rule=quell.Rule(v0=1e-08, metric='natural')"),
+        (quell.Rule(v0=0.0), "rule=quell.Rule(v0=0.01)"),
+    ],
+)
+def test_advice_to_trust_averages_less_is_by_the_fits_own_rule(rule, advised):
+    (found,) = advice.advise_noise(estimate.Estimate(0.5, 0.01), 4, rule)
+    assert advised in found.text
+
+
 def test_advice_on_what_was_chosen():
     """No variates is good advice where that was the choice."""
-    found = advice.advise_noise(estimate.Estimate(1.0, 0.0), 0, reason="It is exact.")
+    found = advice.advise_noise(estimate.Estimate(1.0, 0.0), 0, quell.Rule(), reason="It is exact.")
     assert found == [advice.Advice(advice.Level.GOOD, "It is exact.")]
     few = np.arange(10.0)
     assert "too few" in advice.advise_trend(few)[0].text
