@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits of many rows with a closed form: they begin on few, go far, and end where they would have ended."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -233,9 +234,9 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     for one, other, given in zip(*starts, sampled.start.params, strict=True):
         np.testing.assert_array_equal(one, other)
         assert jnp.max(jnp.abs(one - given)) > 0.1
-    state = sampled.begin(key, sampled.start)
+    state, take = sampled.begin(key, sampled.start), eqx.filter_jit(take_step)
     for step in range(plan.LEARNING_STEPS + 2):
-        before, (state, _) = state, take_step(sampled.algorithm, sampled.policy, key, state)
+        before, (state, _) = state, take(sampled.algorithm, sampled.policy, key, state)
         moved = bool(jnp.any(state.params.loc != before.params.loc))
         assert moved == (step >= plan.LEARNING_STEPS)
     few = FitOptions(optimizer=optax.adam(0.01), steps=2 * plan.LEARNING_STEPS).plan(model, family, key)
@@ -298,8 +299,8 @@ def test_an_average_leaves_out_steps_that_only_learn(too_many_for_adam):
     seen = []
     made = FitOptions(params=start, sampler=quell.Sampler(1, 100), optimizer=optax.adam(0.01), steps=30)
     made = made.plan(model, family, jax.random.key(0))
-    state = made.start
+    state, take = made.start, eqx.filter_jit(take_step)
     for _ in range(30):
-        state, _ = take_step(made.algorithm, made.policy, jax.random.key(0), state)
+        state, _ = take(made.algorithm, made.policy, jax.random.key(0), state)
         seen.append(state.params.loc)
     np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[plan.LEARNING_STEPS :]), axis=0), **RUNS)
