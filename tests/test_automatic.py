@@ -305,6 +305,10 @@ def test_the_look_is_at_the_noise_alone():
         firsts = [gradient.update(one, params, gradient.init(params))[0] for one in jax.random.split(key, 9)[:3]]
         gains = [0.5 * natural_sq_norm(problem, params, grad) for grad in firsts]
         np.testing.assert_allclose(value, max(gains), **EXACT)
+    loud, quiet = (
+        float(automatic._median_noise(gradient, params, keys[0], jnp.asarray(k * early[0]))) for k in (1.9, 2.1)
+    )
+    np.testing.assert_allclose([loud, quiet], [found[0], early[0]], **EXACT)
 
 
 @pytest.mark.slow

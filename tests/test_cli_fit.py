@@ -145,6 +145,12 @@ def test_the_options_say_what_is_fitted(files):
 
 
 def test_by_default_the_gradient_is_chosen(files):
+    falling = FitSettings(model=f"{files.models}:ready", steps=30, learning_rate=0.1)
+    made = falling.plan(checkpoint=quell.Checkpoint(files.out))
+    grads, state = made.start.params, made.start.algorithm.optimizer
+    for _ in range(21):
+        updates, state = made.options.optimizer.update(grads, state)
+    assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(updates)) < 1e-12, "ten steps may only learn"
     exact = FitSettings(model=f"{files.models}:ready").plan(checkpoint=quell.Checkpoint(files.out))
     assert exact.choice is not None
     assert exact.choice.exact

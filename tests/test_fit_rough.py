@@ -9,8 +9,10 @@ import optax
 import pytest
 
 import quell
+from quell.combine.select import Option
 from quell.fitting import automatic, driver, plan, rough
 from quell.fitting.automatic import EXACT as EXACT_BASE
+from quell.fitting.choice import Way
 from quell.fitting.loop import take_step
 from quell.fitting.plan import FitOptions, default_optimizer
 from quell.fitting.rough import KEY_NUMBER, RoughStart, walk, walk_one
@@ -230,6 +232,10 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     assert not sampled.choice.exact
     assert "a walk to the optimum of 200 random data" in sampled.choice.reason
     assert int(sampled.policy.still) == plan.LEARNING_STEPS
+    way = Way("sampled", Option((0,), 1, 1.0, 1.0, 1.0))
+    plain = Way("sampled", Option((), 1, 1.0, 1.0, 2.0))
+    later = sampled.tuner._choice([way, plain], way, sampled.choice, is_kept=False, seconds=0.0)
+    assert "a walk to the optimum of 200 random data" in later.reason
     starts = [one.begin(key, one.start).params for one in (sampled, exact)]
     for one, other, given in zip(*starts, sampled.start.params, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -304,3 +310,15 @@ def test_an_average_leaves_out_steps_that_only_learn(too_many_for_adam):
         state, _ = take(made.algorithm, made.policy, jax.random.key(0), state)
         seen.append(state.params.loc)
     np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[plan.LEARNING_STEPS :]), axis=0), **RUNS)
+
+
+def test_a_falling_rate_ends_with_the_steps_that_move():
+    problem = quell.Problem(logistic(num=10), quell.Product({"a": quell.MeanField(DIM)}))
+    for steps, moving in ((20, 20), (30, 20)):
+        optimizer, params = default_optimizer(problem, steps, "sampled"), jnp.ones(2)
+        state, moves = optimizer.init(params), []
+        for _ in range(moving + 1):
+            updates, state = optimizer.update(params, state, params)
+            moves.append(float(jnp.max(jnp.abs(updates))))
+        assert min(moves[:-1]) > 1e-5
+        assert moves[-1] < 1e-12
