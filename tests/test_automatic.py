@@ -333,9 +333,9 @@ def test_after_noisy_hessians_the_rate_falls_over_the_fit(monkeypatch):
     monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
     rates = []
 
-    def optimizer(problem, **options):
-        rates.append(options.get("least_rate"))
-        return quell.natural_gradient(problem, **options)
+    def optimizer(problem, rate=None, **options):
+        rates.append(rate)
+        return quell.natural_gradient(problem, rate, **options)
 
     monkeypatch.setattr(plan, "natural_gradient", optimizer)
     quell.fit(general(), quell.FullRank(2), steps=60, key=jax.random.key(0))

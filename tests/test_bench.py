@@ -236,7 +236,7 @@ def test_warming_up_times_a_step_and_stays_within_the_schedule(ticks):
     warm = clock.warm_up(runner, key, mean, {})
     found = warm.compile_s, warm.step_s, warm.start_s
     np.testing.assert_allclose(found, (1.2e-3, 1e-3, 2e-4), **tolerances.EXACT)
-    assert runner.asked == [1, 2, 4, 8, 16, 32, *[64] * 6]
+    assert runner.asked == [1, 2, 4, 8, 16, 32, *[64] * 7]
     runner.asked = []
     clock.warm_up(runner, key, mean, {"length": 2})
     assert runner.asked == [1, *[2] * 6]
@@ -244,6 +244,20 @@ def test_warming_up_times_a_step_and_stays_within_the_schedule(ticks):
     once = clock.warm_up(runner, key, mean, {"length": 1})
     assert runner.asked == [1]
     assert once.start_s == 0.0, "a method that takes one step would do it again"
+
+
+def test_what_is_compiled_on_the_way_is_no_time_of_a_step(ticks):
+    class Changing(Descent):
+        is_compiled = False
+
+        def advance(self, state, until):
+            if until > 10 and not self.is_compiled:
+                self.ticks[0] += 2.0
+                self.is_compiled = True
+            return super().advance(state, until)
+
+    warm = clock.warm_up(Changing(ticks), jax.random.key(0), jnp.zeros(1), {})
+    np.testing.assert_allclose((warm.compile_s, warm.step_s), (2.001, 1e-3), **tolerances.EXACT)
 
 
 def test_a_chunk_is_started_once_on_the_clock(ticks, benches):

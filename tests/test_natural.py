@@ -202,27 +202,55 @@ def test_the_schedule_averages():
     np.testing.assert_allclose(state, 4.0, **EXACT)
 
 
-def test_the_rate_does_not_fall_below_the_least_one():
+def test_a_schedule_is_followed_and_its_state_fits_a_self_tuned_rate():
     """Gradients that turn back at every step, as those of pure noise do."""
     problem = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.FullRank(2))
     params = problem.family.init()
-    least = optax.cosine_decay_schedule(0.2, 30)
+    schedule = optax.cosine_decay_schedule(0.2, 30)
 
-    def rates(optimizer):
-        state, found = optimizer.init(params), []
+    def rates(optimizer, state):
+        found = []
         for count in range(30):
             grads = jax.tree.map(lambda leaf, sign=(-1) ** count: sign * jnp.ones_like(leaf), params)
             _, state = optimizer.update(grads, state, params)
             found.append(float(state.rate))
         return np.array(found)
 
-    free, bounded = rates(quell.natural_gradient(problem)), rates(quell.natural_gradient(problem, least_rate=least))
-    floor = np.array([float(least(count)) for count in range(30)])
-    assert (free[8:20] < floor[8:20]).all()
-    np.testing.assert_allclose(bounded[8:24], floor[8:24], **EXACT)
-    assert jax.tree.structure(quell.natural_gradient(problem).init(params)) == jax.tree.structure(
-        quell.natural_gradient(problem, least_rate=least).init(params)
-    )
+    free, scheduled = quell.natural_gradient(problem), quell.natural_gradient(problem, schedule)
+    given = np.array([float(schedule(count)) for count in range(30)])
+    assert (rates(free, free.init(params))[8:20] < given[8:20]).all()
+    np.testing.assert_allclose(rates(scheduled, scheduled.init(params)), given, **EXACT)
+    np.testing.assert_allclose(rates(scheduled, free.init(params)), given, **EXACT)
+
+
+@pytest.mark.parametrize("family", [quell.MeanField(3), quell.FullRank(3), quell.LowRank(3, rank=2)])
+def test_the_scale_may_go_slower_than_the_location(family):
+    """It moves as at a lower rate, and the location twice as far as then."""
+    problem = quell.Problem(quell.logistic_regression(np.eye(3) + 0.5, [0, 1, 1]), family)
+    params = somewhere(family)
+    grads = jax.tree.map(lambda leaf: 0.1 * leaf, params)
+
+    def moves(rate, **options):
+        optimizer = quell.natural_gradient(problem, rate, momentum=0.0, **options)
+        return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    slower, short = moves(0.2, scale_rate=0.5), moves(0.1)
+    np.testing.assert_allclose(slower.loc, 2 * short.loc, **EXACT)
+    for one, other in zip(jax.tree.leaves(slower._replace(loc=0)), jax.tree.leaves(short._replace(loc=0)), strict=True):
+        np.testing.assert_allclose(one, other, **EXACT)
+    assert float(jnp.max(jnp.abs(short.loc))) > 1e-5
+
+
+def test_the_trust_region_is_that_of_the_slower_scale():
+    problem = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.FullRank(2))
+    params = problem.family.init()
+    grads = params._replace(loc=jnp.zeros(2), scale=jnp.diag(jnp.array([100.0, 1.0])))
+    steps = []
+    for share in (1.0, 0.25):
+        optimizer = quell.natural_gradient(problem, 0.5, max_kl=0.02, scale_rate=share)
+        updates, _ = optimizer.update(grads, optimizer.init(params), params)
+        steps.append(optax.apply_updates(params, updates).scale)
+    np.testing.assert_allclose(*steps, **EXACT)
 
 
 def test_what_cannot_be_used_is_refused():
@@ -231,8 +259,9 @@ def test_what_cannot_be_used_is_refused():
         quell.natural_gradient(problem, 1.5)
     with pytest.raises(ValueError, match="max_kl"):
         quell.natural_gradient(problem, max_kl=0.0)
-    with pytest.raises(ValueError, match="together with"):
-        quell.natural_gradient(problem, 0.5, least_rate=quell.harmonic_schedule(10))
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match="scale_rate"):
+            quell.natural_gradient(problem, scale_rate=share)
     optimizer = quell.natural_gradient(problem)
     params = problem.family.init()
     with pytest.raises(ValueError, match="without parameters"):

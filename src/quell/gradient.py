@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows
+from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows, spread
 from quell.data.access import on_disk
 from quell.draw import Draw, Sampler
 from quell.evaluation import Evaluation
@@ -161,11 +161,13 @@ class Gradient(eqx.Module):
 
     def init(self, params: PyTree) -> GradientState:
         """The state before the first step."""
-        dtype = jnp.result_type(*jax.tree.leaves(params))
-        return GradientState(
-            moments=self.rule.init(len(self.variates), dtype, num_leaves=len(jax.tree.leaves(params))),
-            variates=tuple(variate.init(self.problem) for variate in self.variates),
-        )
+        variates = tuple(variate.init(self.problem) for variate in self.variates)
+        return GradientState(self.init_moments(params), variates)
+
+    def init_moments(self, params: PyTree) -> MomentState:
+        """The moments before the first step."""
+        dtype, num_leaves = jnp.result_type(*jax.tree.leaves(params)), len(jax.tree.leaves(params))
+        return self.rule.init(len(self.variates), dtype, num_leaves=num_leaves)
 
     def update(
         self, key: Key[Array, ""], params: PyTree, state: GradientState, *, next_key: Key[Array, ""] | None = None
@@ -217,11 +219,18 @@ class Gradient(eqx.Module):
         self, evaluation: Evaluation, samples: list[Parts], state: GradientState
     ) -> Float[Array, "*leaf joint joint"]:
         """The inner products of this step, or the latest ones where none are due."""
+
+        def products() -> Float[Array, "*leaf joint joint"]:
+            if self._members is None:
+                return self.inner_products(evaluation, samples)
+            rows = (0, *(1 + k for k in self._members))
+            some = self.inner_products(evaluation, [samples[row] for row in rows])
+            return spread(some, rows, len(samples), axes=(-2, -1))
+
         held = state.moments.held
         if held is None:
-            return self.inner_products(evaluation, samples)
-        is_due = self.rule.is_due(state.moments)
-        return jax.lax.cond(is_due, lambda: self.inner_products(evaluation, samples), lambda: held.joint)
+            return products()
+        return jax.lax.cond(self.rule.is_due(state.moments), products, lambda: held.joint)
 
     def _usable(self, joint: Float[Array, "*leaf joint joint"], samples: list[Parts]) -> Bool[Array, "variate"]:
         """Which variates are finite: seen from the inner products, where each step takes them."""
@@ -284,11 +293,8 @@ class Gradient(eqx.Module):
         """The weights that the next step will use; one row a leaf where the rule learns them by leaf."""
         family = self.problem.family
         num_params = family.num_leaf_params if self.rule.by_leaf else family.num_params
-        moments = state.moments
-        if self.active is not None:
-            used = jnp.array((True, *self.active), moments.total.dtype)
-            moments = eqx.tree_at(lambda m: m.total, moments, moments.total * (used[:, None] * used))
-        return self.rule.weights(moments, num_units=self.sampler.num_units, num_params=num_params)
+        num_units, members = self.sampler.num_units, self._members
+        return self.rule.weights(state.moments, num_units=num_units, num_params=num_params, members=members)
 
     def samples(self, evaluation: Evaluation, state: GradientState) -> list[Parts]:
         """The base gradient and the variates at one draw, factored, in nats."""
@@ -299,6 +305,11 @@ class Gradient(eqx.Module):
     @property
     def _used(self) -> tuple[bool, ...]:
         return (True,) * len(self.variates) if self.active is None else self.active
+
+    @property
+    def _members(self) -> tuple[int, ...] | None:
+        """Numbers of the variates that are used, where some are not."""
+        return None if all(self._used) else tuple(k for k, used in enumerate(self._used) if used)
 
     def inner_products(self, evaluation: Evaluation, samples: list[Parts]) -> Float[Array, "*leaf joint joint"]:
         """Averaged inner products of independent units: for gradients of the ELBO a datum, or in the natural metric."""

@@ -75,7 +75,7 @@ class Warm:
     """A program that has been compiled.
 
     Attributes:
-        compile_s: seconds of the first start and the first step.
+        compile_s: seconds of the first start and the first step, and of what is compiled later.
         step_s: seconds of a later step.
         start_s: seconds of a chunk without steps; none for a method that takes only one.
     """
@@ -92,8 +92,11 @@ def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "lat
     compile_s, steps, until = time.perf_counter() - began, 1, 2
     while until <= runner.most_steps(setting) and (until <= 4 or elapsed < _TIMED_S):
         steps = until // 2
-        elapsed, state = _timed(runner, state, until)
-        until *= 2
+        elapsed, after = _timed(runner, state, until)
+        if elapsed >= _TIMED_S:  # a method may change over to another program on the way
+            first, (elapsed, after) = elapsed, _timed(runner, state, until)
+            compile_s += max(first - elapsed, 0.0)
+        state, until = after, 2 * until
     if until == 2:
         return Warm(compile_s, elapsed)
     start_s = min(_timed(runner, state, until // 2)[0] for _ in range(_STARTS))

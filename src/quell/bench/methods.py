@@ -183,7 +183,7 @@ class FitRunner(AbstractRunner):
         plan = self._plans[state.base][0]
         assert plan.tuner is not None
         assert plan.choice is not None
-        tuned = plan.tuner.settle(state.loop.params, plan.choice)
+        tuned = plan.tuner.settle(state.loop.params, state.loop.algorithm.gradient, plan.choice)
         if tuned is not None:
             changed = plan.changed(tuned)
             if (base := _base_of(changed)) not in self._plans:

@@ -45,7 +45,7 @@ def find_reference(bench: BenchProblem) -> Reference:
 def _long_fit(bench: BenchProblem) -> float:
     """The best of natural-gradient steps and of Adam, with rates that fall slowly, on all data."""
     falling = optax.cosine_decay_schedule(_NATURAL_RATE, _NATURAL_STEPS)
-    optimizer = natural_gradient(bench.problem, least_rate=falling)
+    optimizer = natural_gradient(bench.problem, falling)
     natural = FitRunner(bench, FitOptions(optimizer=optimizer, sampler=Sampler(20)))
     reached = natural.advance(natural.start(jax.random.key(0), bench.start, {}), _NATURAL_STEPS)
     elbos = [elbo_of(bench, natural.gaussian(reached))]

@@ -5,8 +5,11 @@ Everything here is arrays: the joint matrix of inner products has the base gradi
 the variates after it. Where weights are learned by leaf, there is one matrix for each leaf of the parameters.
 """
 
+from collections.abc import Sequence
+
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -90,6 +93,16 @@ def samples_per_mass(*, num_units: int, decay: float) -> float:
     \(1 - (1-\gamma)^T\) that the averages carry already.
     """
     return num_units * (1.0 - decay) / decay
+
+
+def spread(values: Float[Array, "..."], members: Sequence[int], size: int, *, axes: Sequence[int]) -> Array:
+    """Put the entries of some members among those of all, along each of the axes; the others are zero."""
+    places = np.full(size, len(members))
+    places[list(members)] = np.arange(len(members))
+    for axis in axes:
+        nothing = jnp.zeros_like(values, shape=np.where(np.arange(values.ndim) == axis % values.ndim, 1, values.shape))
+        values = jnp.take(jnp.concatenate([values, nothing], axis), places, axis)
+    return values
 
 
 def finite_rows(joint: Joint) -> Bool[Array, "*leaf joint"]:

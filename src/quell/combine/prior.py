@@ -3,8 +3,9 @@
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from quell.combine.moments import Moments
 
@@ -37,6 +38,10 @@ class NormalWishart(eqx.Module):
                 f"Traces of shapes {self.gram.shape} and {self.cross.shape} were given. A square matrix and a vector "
                 "of the same length were needed. Write for example `NormalWishart(jnp.eye(3), jnp.zeros(3))`."
             )
+
+    def part(self, members: Int[np.ndarray, "variate"]) -> "NormalWishart":
+        """The traces of some of the variates."""
+        return NormalWishart(self.gram[members[:, None], members], self.cross[members], self.strength)
 
 
 def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: DTypeLike) -> NormalWishart:

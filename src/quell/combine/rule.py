@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from quell.checks import check_count
-from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass
+from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass, spread
 from quell.combine.prior import NormalWishart, isotropic
 from quell.combine.solve import solve
 
@@ -84,7 +85,12 @@ class Rule(eqx.Module):
         return MomentState(state.total, state.mass, Held(jnp.zeros((), jnp.int32), state.total))
 
     def weights(
-        self, state: MomentState, *, num_units: int, num_params: int | Sequence[int]
+        self,
+        state: MomentState,
+        *,
+        num_units: int,
+        num_params: int | Sequence[int],
+        members: Sequence[int] | None = None,
     ) -> Float[Array, "*leaf variate"]:
         """Weights from the moments of earlier steps.
 
@@ -92,20 +98,31 @@ class Rule(eqx.Module):
             state: it must not have seen the draw that is to be weighted.
             num_units: independent units a step.
             num_params: length of the gradient; where weights are learned by leaf, that of each leaf.
+            members: numbers of the variates that may have a weight; all by default.
         """
         # The average times the effective number of samples is the total times the samples that a unit of mass stands
         # for; so each variate counts by its own mass, also one that was dropped at most steps.
         num_samples = samples_per_mass(num_units=num_units, decay=self.decay)
+        num_variates = state.total.shape[-1] - 1
+        kept = np.arange(num_variates) if members is None else np.asarray(members, int)
+        rows = np.append(0, kept + 1)
+        total = state.total if members is None else state.total[..., rows[:, None], rows]
         if isinstance(num_params, int):
-            return self._solve(Moments.from_joint(state.total), num_params, num_samples)
-        leaves = [Moments.from_joint(total) for total in state.total]
-        return jnp.stack([self._solve(t, num, num_samples) for t, num in zip(leaves, num_params, strict=True)])
+            weights = self._solve(Moments.from_joint(total), num_params, num_samples, kept)
+        else:
+            leaves = [Moments.from_joint(one) for one in total]
+            pairs = zip(leaves, num_params, strict=True)
+            weights = jnp.stack([self._solve(leaf, num, num_samples, kept) for leaf, num in pairs])
+        return weights if members is None else spread(weights, members, num_variates, axes=(-1,))
 
-    def _solve(self, total: Moments, num_params: int, num_samples: float) -> Float[Array, "variate"]:
-        num_variates, dtype = total.cross.shape[0], total.cross.dtype
-        if num_variates == 0:
+    def _solve(
+        self, total: Moments, num_params: int, num_samples: float, kept: Int[np.ndarray, "variate"]
+    ) -> Float[Array, "variate"]:
+        if not kept.size:
             return total.cross
-        prior = self.prior or isotropic(self.v0, num_params=num_params, num_variates=num_variates, dtype=dtype)
+        if self.prior is not None:
+            return solve(self.prior.part(kept), total, num_samples)
+        prior = isotropic(self.v0, num_params=num_params, num_variates=kept.size, dtype=total.cross.dtype)
         return solve(prior, total, num_samples)
 
     def observe(self, state: MomentState, joint: Float[Array, "*leaf joint joint"]) -> MomentState:

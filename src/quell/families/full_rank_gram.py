@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from quell.families.full_rank_draw import FullRankDraw
 from quell.parts import Exact, Outer, Parts
@@ -57,10 +57,9 @@ class FullRankGram:
         owners = [owner for owner, _ in self.exacts] + [owner for owner, _ in self.outers] + self.heavy_owners
         if not owners:
             return own / self.at.noise.shape[0]
-        # Sums by index, not by a product with zeros and ones: zero times NaN would spread a NaN to all samples.
-        at = np.array(owners)
-        cross = jnp.zeros_like(own).at[:, at].add(self.paths @ self._push().T)
-        rest = jnp.zeros_like(own).at[at[:, None], at].add(self._pieces())
+        is_of = np.array(owners)[:, None] == np.arange(own.shape[0])
+        cross = _by_owner(self.paths @ self._push().T, is_of)
+        rest = _by_owner(_by_owner(self._pieces(), is_of).T, is_of)
         return (own + cross + cross.T + rest) / self.at.noise.shape[0]
 
     # Push-forwards through the Cholesky transport: inner products with paths
@@ -169,6 +168,15 @@ class FullRankGram:
     def _tangent(self, scale: Scale) -> Scale:
         """From a direction in the parameters to one of the scale matrix."""
         return scale * (self.at.mask if scale.ndim == 2 else self.at.slope)
+
+
+def _by_owner(columns: Float[Array, "row piece"], is_of: Bool[np.ndarray, "piece variate"]) -> Array:
+    """Sum the columns of each variate.
+
+    Not by a product with zeros and ones, since zero times NaN would spread a NaN to all variates; nor by index, which a
+    CPU does one entry at a time.
+    """
+    return jnp.sum(jnp.where(is_of, columns[:, :, None], 0.0), axis=1)
 
 
 def _rows(arrays: Sequence[Array]) -> Float[Array, "row flat"]:

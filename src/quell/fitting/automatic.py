@@ -122,6 +122,7 @@ class Tuner:
         if self.second_order is not None:
             self.scouts["second order"] = Scout(self.second_order, keys[1])
         self._costs: dict[BaseName, Costs] = {}
+        self._gradients: dict[tuple[BaseName, int, tuple[bool, ...]], Gradient] = {}
 
     def first(self) -> Tuned:
         """Choose before the first step, by rule: a trial would take longer than most fits."""
@@ -141,13 +142,14 @@ class Tuner:
         """The cheapest variates: on all data a quadratic costs more than the samples that are as quiet."""
         return tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
 
-    def settle(self, params: PyTree, choice: Choice) -> Tuned | None:
+    def settle(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
         """After the first steps of second order, the sampled base where they are too noisy; else `None`.
 
         The cheapest variate comes with it: quadratics would be as far from the density as the Hessians were.
 
         Args:
             params: where the fit stands.
+            state: of its gradient, which has used no variate yet.
             choice: that it goes by.
         """
         if self.second_order is None or choice.base != "second order":
@@ -158,7 +160,7 @@ class Tuner:
         reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
         named = self._named("sampled", self._landing, reason, first=choice.first)
         tuned = self.restore(dataclasses.replace(named, anneals=True))
-        return tuned._replace(state=self.sampled.init(params))
+        return tuned._replace(state=GradientState(self.sampled.init_moments(params), state.variates))
 
     def _named(self, base: BaseName, active: tuple[bool, ...], reason: str, *, first: BaseName) -> Choice:
         names = [name for name, used in zip(self.sampled.names, active, strict=True) if used]
@@ -259,9 +261,13 @@ class Tuner:
     def _gradient(self, choice: Choice) -> Gradient:
         if choice.exact:
             return Gradient(self.problem, base=EXACT, rule=self.rule)
-        chosen = self.scouts[choice.base].gradient
-        more = dataclasses.replace(chosen.sampler, num_replicates=choice.samples * chosen.sampler.num_replicates)
-        return dataclasses.replace(self.sampled, base=chosen.base, sampler=more, active=choice.active)
+        key = choice.base, choice.samples, choice.active
+        if key not in self._gradients:  # its checks trace every variate
+            chosen = self.scouts[choice.base].gradient
+            more = dataclasses.replace(chosen.sampler, num_replicates=choice.samples * chosen.sampler.num_replicates)
+            made = dataclasses.replace(self.sampled, base=chosen.base, sampler=more, active=choice.active)
+            self._gradients[key] = made
+        return self._gradients[key]
 
 
 def is_exact_for(problem: Problem) -> bool:

@@ -175,7 +175,7 @@ class Run:
             return
         state, tuned = self.reached.state, None
         if step == SETTLED:
-            tuned = plan.tuner.settle(state.params, plan.choice)
+            tuned = plan.tuner.settle(state.params, state.algorithm.gradient, plan.choice)
         elif step in _retuned(plan.options.steps) and self._is_worth_trials(step):
             tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
         if tuned is None or tuned.state is None:

@@ -60,8 +60,11 @@ EXACT_KL_A_COORDINATE = 0.1
 SECOND_ORDER_KL = 20.0
 """The same where Hessians are taken at latents."""
 
-ANNEALED_RATE = 0.15
+ANNEALED_RATE = 0.3
 """Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
+
+ANNEALED_SCALE_RATE = 0.5
+"""The same for the scale, as a share: its gradient has more noise. Networks of 5 to 20 units ended in better optima."""
 
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only."""
@@ -258,7 +261,7 @@ def default_optimizer(
     if not has_natural_gradient(problem.family):
         return _adam(moving_steps(steps))
     if anneals:
-        return natural_gradient(problem, least_rate=_falling(ANNEALED_RATE, steps))
+        return natural_gradient(problem, _falling(ANNEALED_RATE, steps), scale_rate=ANNEALED_SCALE_RATE)
     if first == "exact":
         by_size = EXACT_KL_A_DATUM * problem.model.num_data, EXACT_KL_A_COORDINATE * problem.model.dim
         return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))

@@ -37,8 +37,9 @@ class NaturalState(NamedTuple):
 
     Args:
         step: steps taken.
-        rate: the self-tuned rate.
-        last: the direction of the step before, where the rate is self-tuned.
+        rate: of the step before, as it was wished.
+        last: the direction of the step before, which a self-tuned rate goes by. It is kept with a schedule too, so that
+            a fit can change over from one to the other.
         velocity: decayed sum of directions, where there is momentum.
     """
 
@@ -54,7 +55,7 @@ def natural_gradient(
     *,
     momentum: float | None = None,
     max_kl: float | None = None,
-    least_rate: optax.Schedule | None = None,
+    scale_rate: float = 1.0,
 ) -> optax.GradientTransformation:
     r"""Natural-gradient steps: \(w \leftarrow w + \rho F^{-1} \nabla \mathrm{ELBO}\), in the family's own geometry.
 
@@ -72,14 +73,14 @@ def natural_gradient(
         problem: the family, which must be mean-field, full-rank or low-rank; the number of data turns the gradient of
             `-ELBO / num_data` back into nats.
         learning_rate: \(\rho\), at most one, or a schedule such as `quell.harmonic_schedule(10)`; by default it tunes
-            itself.
+            itself. Noise lowers that early, which is right near an optimum. Where there are many, as those of a
+            network are, a fit with `optax.cosine_decay_schedule(0.3, steps)` goes on moving, and ends in a better one.
         momentum: \(\beta\) of Nesterov's momentum; by default 0 for full-rank and 0.9 for the others.
         max_kl: the trust region: the rate is lowered where a step would go further than this many nats, predicted as
             \(\tfrac12 \rho^2\, g^\top F^{-1} g\); 5 by default, or 0.005 a coordinate where that is more.
-        least_rate: a schedule that the self-tuned rate does not fall below, for densities far from a Gaussian: noise
-            would lower the rate early, and the fit would stay at the optimum nearby. With
-            `optax.cosine_decay_schedule(0.2, steps)` it goes on moving, and settles in a better one where there are
-            several.
+        scale_rate: what the rate of all parameters but the location is multiplied by; at most one. The gradient of a
+            full-rank scale has a noisy entry for each pair of coordinates, and that of the location has one for
+            each coordinate: where noise keeps steps short, the location can go further.
 
     Returns:
         An optimiser for `quell.fit` and `quell.Algorithm`; `update` needs the parameters. The same arguments give the
@@ -115,10 +116,10 @@ def natural_gradient(
             f"`momentum` was given as {momentum}. A number of at least 0 and below 1 was needed. "
             "Write for example `natural_gradient(problem, momentum=0.9)`."
         )
-    if learning_rate is not None and least_rate is not None:
+    if not 0 < scale_rate <= 1:
         raise ValueError(
-            "`least_rate` was given together with `learning_rate`. It bounds a rate that tunes itself. "
-            "Write `natural_gradient(problem, least_rate=...)`, or leave it out."
+            f"`scale_rate` was given as {scale_rate}. A number above 0 and at most 1 was needed. "
+            "Write for example `natural_gradient(problem, scale_rate=0.5)`."
         )
     if not has_natural_gradient(problem.family):
         raise ValueError(
@@ -127,7 +128,8 @@ def natural_gradient(
         )
     by_family = 0.0 if isinstance(problem.family, FullRank) else 0.9
     used = by_family if momentum is None else float(momentum)
-    return _transformation(problem.family, problem.model.num_data, learning_rate, used, float(max_kl), least_rate)
+    trust, share = float(max_kl), float(scale_rate)
+    return _transformation(problem.family, problem.model.num_data, learning_rate, used, trust, share)
 
 
 def has_natural_gradient(family: AbstractFamily) -> bool:
@@ -164,17 +166,14 @@ def _transformation(
     learning_rate: float | optax.Schedule | None,
     momentum: float,
     max_kl: float,
-    least_rate: optax.Schedule | None,
+    scale_rate: float,
 ) -> optax.GradientTransformation:
     geometry = geometry_of(family)
-    tunes = learning_rate is None
 
     def init(params: PyTree) -> NaturalState:
         nothing = jax.tree.map(jnp.zeros_like, geometry.direction(params, jax.tree.map(jnp.zeros_like, params)))
         rate = jnp.ones((), jnp.result_type(*jax.tree.leaves(params)))
-        return NaturalState(
-            jnp.zeros((), jnp.int32), rate, nothing if tunes else None, nothing if momentum > 0 else None
-        )
+        return NaturalState(jnp.zeros((), jnp.int32), rate, nothing, nothing if momentum > 0 else None)
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NaturalState]:
         if params is None:
@@ -184,22 +183,22 @@ def _transformation(
             )
         ascent = jax.tree.map(lambda leaf: -num_data * leaf, updates)
         direction = geometry.direction(params, ascent)
-        rate, velocity = state.rate, state.velocity
+        velocity = state.velocity
         if learning_rate is None:
             rate = _tuned(geometry, params, direction, state)
-            if least_rate is not None:
-                rate = jnp.maximum(rate, jnp.asarray(least_rate(state.step), rate.dtype))
-            wished = rate
         else:
             wished = learning_rate(state.step) if callable(learning_rate) else learning_rate
+            rate = jnp.asarray(wished, state.rate.dtype)
         step = direction
         if momentum > 0:
             velocity = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
             step = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
+        if scale_rate < 1:
+            step = jax.tree.map(lambda leaf: scale_rate * leaf, step)._replace(loc=step.loc)
         sq_norm = geometry.sq_norm(params, step)
-        bounded = jnp.minimum(jnp.asarray(wished, sq_norm.dtype), jnp.sqrt(2.0 * max_kl / sq_norm))
+        bounded = jnp.minimum(rate, jnp.sqrt(2.0 * max_kl / sq_norm))
         moved = geometry.move(params, step, bounded)
-        after = NaturalState(state.step + 1, rate, direction if tunes else None, velocity)
+        after = NaturalState(state.step + 1, rate, direction, velocity)
         return jax.tree.map(jnp.subtract, moved, params), after
 
     update.num_data = num_data  # pyright: ignore[reportFunctionMemberAccess]
