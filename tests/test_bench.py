@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 import quell
 import tolerances
 from quell.bench import clock, models, problems, trial
+from quell.bench.adam_runner import Hyper, falling
 from quell.bench.fixed import base_options, fixed_options
 from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
 from quell.bench.judge import elbo_of, seconds_of
-from quell.bench.methods import Hyper, falling, own_methods
+from quell.bench.methods import own_methods
 from quell.bench.optimum import best_gaussian
 from quell.bench.peers import load_peer, peer_names
 from quell.bench.piece import Outcome

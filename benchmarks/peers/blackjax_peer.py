@@ -11,10 +11,11 @@ import optax
 from blackjax.optimizers.lbfgs import lbfgs_inverse_hessian_formula_1
 from blackjax.vi import fullrank_vi, meanfield_vi
 
+from quell.bench.adam_runner import falling
 from quell.bench.gaussian import Gaussian
-from quell.bench.methods import falling, structure_text
 from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method
+from quell.bench.words import structure_text
 
 
 class State(NamedTuple):

@@ -12,10 +12,11 @@ from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from numpyro.infer.svi import SVIState
 
+from quell.bench.adam_runner import falling
 from quell.bench.gaussian import Gaussian
-from quell.bench.methods import falling, structure_text
 from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method
+from quell.bench.words import structure_text
 
 
 class State(NamedTuple):

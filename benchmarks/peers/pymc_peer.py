@@ -11,10 +11,10 @@ import pytensor
 import pytensor.tensor as pt
 
 from quell.bench.gaussian import Gaussian
-from quell.bench.methods import structure_text
 from quell.bench.models import GROUPS, HIDDEN
 from quell.bench.problems import BenchProblem
 from quell.bench.runner import ADAM, AbstractRunner, Axis, Method
+from quell.bench.words import structure_text
 
 
 def pymc_model(bench: BenchProblem, batch_size: int | None) -> pm.Model:

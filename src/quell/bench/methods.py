@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """quell's own methods: the automatic choice, the ensemble, its members alone, the base gradient, and the paper's S7."""
 
-import dataclasses
-import functools
-import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jaxtyping import Array, Float, Int, Key
 
+from quell.bench.adam_runner import AdamRunner
+from quell.bench.fit_runner import START_SCALE, FitRunner
 from quell.bench.fixed import base_options, fixed_options
-from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
+from quell.bench.gaussian import isotropic, params_of
 from quell.bench.problems import BenchProblem
-from quell.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Axis, Method, Setting
+from quell.bench.runner import ADAM, ADAM_QUICK, Axis, Method
+from quell.bench.words import gradient_text, structure_text
 from quell.combine import Rule
-from quell.compilation import quick_options
 from quell.draw import Sampler
-from quell.estimators import ClosedForm, Price, Reparameterization
-from quell.fitting import Algorithm, AlgorithmState
-from quell.fitting.automatic import SETTLED
-from quell.fitting.loop import LoopState, is_going, take_step
+from quell.estimators import Reparameterization
 from quell.fitting.plan import FitOptions, FitPlan
 from quell.fitting.rough import RoughStart
 from quell.gradient import Gradient
@@ -39,202 +29,6 @@ gradient, `ensemble` for the automatic choice with Adam, `single` for each defau
 
 LARGEST_FULL_BATCH = 20_000
 """With more rows than this our own methods take minibatches only."""
-
-_START_SCALE = 0.1  # of the families' own start
-
-
-class Hyper(NamedTuple):
-    """The rate of Adam and the steps that it falls to zero in."""
-
-    rate: Float[Array, ""]
-    length: Float[Array, ""]
-
-    def optimizer(self) -> optax.GradientTransformation:
-        """Adam on a cosine; an infinite length makes the rate constant."""
-        return optax.adam(lambda count: self.rate * falling(count, self.length))
-
-
-def falling(count: Any, length: Any) -> Any:
-    """From 1 to 0 on half a cosine; 1 for an infinite length."""
-    return 0.5 * (1.0 + jnp.cos(math.pi * jnp.minimum(count / length, 1.0)))
-
-
-class RunState(NamedTuple):
-    """Where a run of ours stands; in the first `still` steps parameters wait for weights."""
-
-    algorithm: AlgorithmState
-    hyper: Hyper
-    key: Key[Array, ""]
-    step: Int[Array, ""]
-    still: Int[Array, ""]
-
-
-class AdamRunner(AbstractRunner):
-    """A gradient, with Adam of a chosen rate.
-
-    Args:
-        bench: the problem.
-        gradient: what is followed.
-        label: for the table.
-        axes: of Adam.
-        plan: of the automatic fit, which begins as it does: with a walk on few rows, where there are many, and with
-            steps that learn weights only, where the gradient has any; `None` for a run that begins with neither.
-    """
-
-    def __init__(
-        self,
-        bench: BenchProblem,
-        gradient: Gradient,
-        label: str,
-        axes: Mapping[str, Axis],
-        plan: FitPlan | None = None,
-    ) -> None:
-        """Nothing is compiled yet."""
-        self.bench, self.label, self.axes = bench, label, axes
-        self.gradient = gradient
-        self.still = int(plan.policy.still) if plan is not None and gradient.variates else 0
-        self._walk = None
-        if plan is not None and plan.rough is not None:
-            self._walk = plan.first_params
-            self.label += f", from a walk on {plan.rough.num_rows} rows"
-        self._arrays, static = eqx.partition(gradient, eqx.is_array)
-
-        def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:
-            return _advance(eqx.combine(arrays, static), state, until)
-
-        self._advance = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
-
-    def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> RunState:
-        hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
-        algorithm = Algorithm(self.gradient, hyper.optimizer())
-        params = params_of(isotropic(mean, setting["scale"], full_rank=self.bench.full_rank))
-        counts = jnp.zeros((), jnp.int32), jnp.asarray(self.still, jnp.int32)
-        state = RunState(algorithm.init(params), hyper, key, *counts)
-        return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
-
-    def advance(self, state: RunState, until: int) -> RunState:
-        if self._walk is not None and int(state.step) == 0:
-            params = self._walk(state.key, state.algorithm.params)
-            state = state._replace(algorithm=eqx.tree_at(lambda a: a.params, state.algorithm, params))
-        return self._advance(self._arrays, state, np.int32(until))
-
-    def gaussian(self, state: RunState) -> Gaussian:
-        return gaussian_of(state.algorithm.params)
-
-    def most_steps(self, setting: Setting) -> float | int:
-        return super().most_steps(setting) + self.still
-
-
-Program = Callable[[LoopState, Array, np.int32], LoopState]
-"""Steps from a state, with a key, until their number is given."""
-
-
-class FitState(NamedTuple):
-    """Where a fit stands.
-
-    Args:
-        loop: parameters and all that belongs to them.
-        key: of the fit.
-        base: the gradient that it goes by now, as its choice names it; empty where nothing is chosen.
-    """
-
-    loop: LoopState
-    key: Key[Array, ""]
-    base: str
-
-
-class FitRunner(AbstractRunner):
-    """The steps that `quell.fit` takes, with the walk before them and the look after the first ones.
-
-    Args:
-        bench: the problem.
-        options: of the fit.
-    """
-
-    axes: Mapping[str, Axis] = {}
-
-    def __init__(self, bench: BenchProblem, options: FitOptions, label: str = "") -> None:
-        """Nothing is chosen or compiled yet."""
-        self.bench, self.options, self.label = bench, options, label
-        self._plans: dict[str, tuple[FitPlan, Program]] = {}
-        self._first = ""
-
-    def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> FitState:
-        if not self._plans:
-            params = params_of(isotropic(mean, _START_SCALE, full_rank=self.bench.full_rank))
-            options = dataclasses.replace(self.options, params=params)
-            plan = options.plan(self.bench.problem.model, self.bench.problem.family, key)
-            self.label = ", ".join(word for word in (self.label, gradient_text(plan.algorithm.gradient)) if word)
-            self._first = _base_of(plan)
-            self._plans[self._first] = plan, _program_of(plan)
-        return FitState(self._plans[self._first][0].start, key, self._first)
-
-    def advance(self, state: FitState, until: int) -> FitState:
-        plan, program = self._plans[state.base]
-        loop, step = state.loop, int(state.loop.step)
-        loop = loop if step else plan.begin(state.key, loop)
-        if step < SETTLED <= until and state.base == "second order":
-            loop = program(loop, state.key, np.int32(SETTLED))
-            return self._settled(FitState(loop, state.key, state.base), until)
-        return FitState(program(loop, state.key, np.int32(until)), state.key, state.base)
-
-    def _settled(self, state: FitState, until: int) -> FitState:
-        """Go on after the look at the noise, with another gradient where there is too much."""
-        plan = self._plans[state.base][0]
-        assert plan.tuner is not None
-        assert plan.choice is not None
-        tuned = plan.tuner.settle(state.loop.params, state.loop.algorithm.gradient, plan.choice)
-        if tuned is not None:
-            changed = plan.changed(tuned)
-            if (base := _base_of(changed)) not in self._plans:
-                self._plans[base] = changed, _program_of(changed)
-                self.label += f", then {gradient_text(changed.algorithm.gradient)}"
-            state = FitState(eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state), state.key, base)
-        program = self._plans[state.base][1]
-        return FitState(program(state.loop, state.key, np.int32(until)), state.key, state.base)
-
-    def gaussian(self, state: FitState) -> Gaussian:
-        return gaussian_of(state.loop.params)
-
-
-def _base_of(plan: FitPlan) -> str:
-    return "" if plan.choice is None else plan.choice.base
-
-
-def _program_of(plan: FitPlan) -> Program:
-    arrays, static = eqx.partition((plan.algorithm, plan.policy), eqx.is_array)
-
-    def advance(arrays: Any, state: LoopState, key: Key[Array, ""], until: Int[Array, ""]) -> LoopState:
-        algorithm, policy = eqx.combine(arrays, static)
-        step = functools.partial(take_step, algorithm, policy, key)
-        return jax.lax.while_loop(lambda now: is_going(policy, now, until), lambda now: step(now)[0], state)
-
-    program = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
-    return functools.partial(program, arrays)
-
-
-def gradient_text(gradient: Gradient) -> str:
-    """A gradient in words."""
-    if gradient.base.data == ClosedForm(full_data=True):
-        return "exact gradient on all rows"
-    used = gradient.active or (True,) * len(gradient.names)
-    names = [name for name, is_used in zip(gradient.names, used, strict=True) if is_used]
-    rows = structure_text(gradient.sampler.batch_size, gradient.sampler.num_replicates)
-    base = "second order" if isinstance(gradient.base.data, Price) else "base"
-    return f"{rows}, {' + '.join([base, *names])}"
-
-
-def _advance(gradient: Gradient, state: RunState, until: Int[Array, ""]) -> RunState:
-    """Steps in one loop whose length is an argument."""
-    algorithm = Algorithm(gradient, state.hyper.optimizer())
-
-    def body(now: RunState) -> RunState:
-        reached, _ = algorithm.step(jax.random.fold_in(now.key, now.step), now.algorithm)
-        waiting = eqx.tree_at(lambda a: a.gradient, now.algorithm, reached.gradient)
-        kept = jax.tree.map(lambda new, old: jnp.where(now.step < now.still, old, new), reached, waiting)
-        return now._replace(algorithm=kept, step=now.step + 1)
-
-    return jax.lax.while_loop(lambda now: now.step < until, body, state)
 
 
 def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: bool = False) -> list[Method]:
@@ -283,7 +77,7 @@ def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
 
 def _adam_plan(bench: BenchProblem) -> FitPlan:
     """What an automatic fit with Adam does."""
-    params = params_of(isotropic(bench.start, _START_SCALE, full_rank=bench.full_rank))
+    params = params_of(isotropic(bench.start, START_SCALE, full_rank=bench.full_rank))
     options = FitOptions(optimizer=optax.adam(0.1), params=params)
     return options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
 
@@ -348,12 +142,6 @@ def reference_runner(bench: BenchProblem) -> AdamRunner:
     """For long fits: all rows, a few samples, and the landing stuck, which costs little."""
     landing = ControlVariate(Variational(), Reparameterization(), ClosedForm())
     return _runner(bench, (landing,), Sampler(num_replicates=4), ADAM)
-
-
-def structure_text(batch_size: int | None, num_samples: int) -> str:
-    """What a step sees, in words."""
-    rows = "all rows" if batch_size is None else f"minibatch {batch_size}"
-    return f"{rows}, {num_samples} sample{'s' * (num_samples > 1)}"
 
 
 def _step_seconds(runner: AdamRunner, steps: int = 200) -> float:

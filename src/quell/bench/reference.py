@@ -6,8 +6,9 @@ import dataclasses
 import jax
 import optax
 
+from quell.bench.fit_runner import FitRunner
 from quell.bench.judge import elbo_of
-from quell.bench.methods import FitRunner, reference_runner
+from quell.bench.methods import reference_runner
 from quell.bench.optimum import best_gaussian
 from quell.bench.problems import BenchProblem
 from quell.draw import Sampler

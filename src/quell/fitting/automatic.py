@@ -2,13 +2,15 @@
 """`variates="auto"`: the gradient that is predicted to converge soonest on this machine."""
 
 import dataclasses
+import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from quell.combine import Rule
 from quell.combine.select import Costs, Option, options
@@ -53,8 +55,8 @@ SETTLED_NATS = 4.0
 SETTLED_LOOKS = 9
 """Gradients of which the median is taken."""
 
-FIRST_LOOKS = 3
-"""Gradients that are enough where each of them gains less than half of that, noise and all."""
+LAST_STEPS = 3
+"""Where each of these seems to gain less than half of that, noise and all, no other gradient is looked at."""
 
 SCOUT_NUMBER = 2**32 - 1
 """Folded into the fit's key for the trial runs; no step has this number."""
@@ -142,7 +144,7 @@ class Tuner:
         """The cheapest variates: on all data a quadratic costs more than the samples that are as quiet."""
         return tuple(isinstance(variate.term, Variational) for variate in self.sampled.variates)
 
-    def settle(self, params: PyTree, state: GradientState, choice: Choice) -> Tuned | None:
+    def settle(self, params: PyTree, state: GradientState, choice: Choice, sq_norms: Sequence[float]) -> Tuned | None:
         """After the first steps of second order, the sampled base where they are too noisy; else `None`.
 
         The cheapest variate comes with it: quadratics would be as far from the density as the Hessians were.
@@ -151,11 +153,15 @@ class Tuner:
             params: where the fit stands.
             state: of its gradient, which has used no variate yet.
             choice: that it goes by.
+            sq_norms: of the gradients of the last steps, in the rule's metric.
         """
         if self.second_order is None or choice.base != "second order":
             return None
-        enough = jnp.asarray(SETTLED_NATS, float)
-        if float(_median_noise(self.second_order, params, self._look_key, enough)) < SETTLED_NATS:
+        # On average a step's whole gain is at least that of its noise.
+        gains = [0.5 * sq_norm for sq_norm in sq_norms] if self.rule.metric == "natural" else [math.inf]
+        if all(gain < 0.5 * SETTLED_NATS for gain in gains):
+            return None
+        if float(_median_noise(self.second_order, params, self._look_key)) < SETTLED_NATS:
             return None
         reason = "Hessians at latents turned out to be noisy, because the density is far from a Gaussian"
         named = self._named("sampled", self._landing, reason, first=choice.first)
@@ -287,40 +293,14 @@ def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
     return Gradient(problem, base=base, sampler=Sampler(), rule=dataclasses.replace(rule, prior=None))
 
 
-class _Look(NamedTuple):
-    number: Int[Array, ""]
-    grads: PyTree
-    loudest: Float[Array, ""]
-
-
 @eqx.filter_jit
-def _median_noise(
-    gradient: Gradient, params: PyTree, key: Key[Array, ""], enough: Float[Array, ""]
-) -> Float[Array, ""]:
-    """Nats that a step seems to gain by noise alone: of several draws, the middle distance from their mean.
-
-    On average a step's whole gain is at least that of its noise. So where none of the first draws has half of `enough`,
-    the largest of them is returned.
-    """
-    state, keys = gradient.init(params), jax.random.split(key, SETTLED_LOOKS)
-    none = jax.tree.map(lambda leaf: jnp.zeros((SETTLED_LOOKS, *leaf.shape), leaf.dtype), params)
-
-    def norm(grad: PyTree) -> Float[Array, ""]:
-        return 0.5 * natural_sq_norm(gradient.problem, params, grad)
-
-    def look(now: _Look) -> _Look:
-        grad, _, _ = gradient.update(keys[now.number], params, state)
-        grads = jax.tree.map(lambda all_, one: all_.at[now.number].set(one), now.grads, grad)
-        return _Look(now.number + 1, grads, jnp.maximum(now.loudest, norm(grad)))
-
-    def goes_on(now: _Look) -> Bool[Array, ""]:
-        return (now.number < FIRST_LOOKS) | ((now.number < SETTLED_LOOKS) & ~(now.loudest < 0.5 * enough))
-
-    start = _Look(jnp.zeros((), jnp.int32), none, jnp.zeros((), jnp.result_type(*jax.tree.leaves(params))))
-    seen = jax.lax.while_loop(goes_on, look, start)
-    steps = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), seen.grads)
-    noise = jnp.median(jax.lax.map(norm, steps)) * SETTLED_LOOKS / (SETTLED_LOOKS - 1)
-    return jnp.where(seen.number < SETTLED_LOOKS, seen.loudest, noise)
+def _median_noise(gradient: Gradient, params: PyTree, key: Key[Array, ""]) -> Float[Array, ""]:
+    """Nats that a step seems to gain by noise alone: of several draws, the middle distance from their mean."""
+    state = gradient.init(params)
+    grads = jax.lax.map(lambda one: gradient.update(one, params, state)[0], jax.random.split(key, SETTLED_LOOKS))
+    steps = jax.tree.map(lambda leaf: leaf - jnp.mean(leaf, axis=0), grads)
+    gains = jax.lax.map(lambda step: 0.5 * natural_sq_norm(gradient.problem, params, step), steps)
+    return jnp.median(gains) * SETTLED_LOOKS / (SETTLED_LOOKS - 1)
 
 
 def _members(active: tuple[bool, ...]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.devices import in_use
 from quell.fitting import loop
-from quell.fitting.automatic import SETTLED
+from quell.fitting.automatic import LAST_STEPS, SETTLED
 from quell.fitting.callback import FitProgress
 from quell.fitting.checkpoint import Keeper
 from quell.fitting.checkpoint_file import CheckpointError
@@ -175,7 +175,8 @@ class Run:
             return
         state, tuned = self.reached.state, None
         if step == SETTLED:
-            tuned = plan.tuner.settle(state.params, state.algorithm.gradient, plan.choice)
+            last = np.concatenate([piece.base_sq_norm for piece in self.reached.pieces[0]])[-LAST_STEPS:]
+            tuned = plan.tuner.settle(state.params, state.algorithm.gradient, plan.choice, last.tolist())
         elif step in _retuned(plan.options.steps) and self._is_worth_trials(step):
             tuned = plan.tuner.again(state.params, state.algorithm.gradient, plan.choice)
         if tuned is None or tuned.state is None:
