@@ -15,7 +15,7 @@ import quell
 from exact import exact_draw, expectation
 from quell.combine.select import Costs, options, subset_sq_norm
 from quell.evaluation import Evaluation
-from quell.fitting import automatic, driver, plan
+from quell.fitting import automatic, driver, optimizer
 from quell.fitting.automatic import EXACT as EXACT_BASE
 from quell.fitting.automatic import SETTLED, Tuner, second_order_gradient
 from quell.fitting.loop import take_step
@@ -362,14 +362,14 @@ def test_after_noisy_hessians_the_rate_falls_over_the_fit(monkeypatch):
     monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
     rates = []
 
-    def optimizer(problem, rate=None, **options):
+    def watched(problem, rate=None, **options):
         rates.append(rate)
         return quell.natural_gradient(problem, rate, **options)
 
-    monkeypatch.setattr(plan, "natural_gradient", optimizer)
+    monkeypatch.setattr(optimizer, "natural_gradient", watched)
     quell.fit(general(), quell.FullRank(2), steps=60, key=jax.random.key(0))
     assert rates[0] is None
-    np.testing.assert_allclose([rates[-1](0), rates[-1](60)], [plan.ANNEALED_RATE, 0.0], **EXACT)
+    np.testing.assert_allclose([rates[-1](0), rates[-1](60)], [optimizer.ANNEALED_RATE, 0.0], **EXACT)
 
 
 def test_adam_sees_all_of_few_data_with_the_cheapest_variates():
@@ -497,8 +497,8 @@ def test_the_first_steps_learn_weights_only():
 
 def test_an_optimiser_of_the_users_own_has_its_metric():
     model = general()
-    for optimizer, metric in ((optax.adam(0.01), "euclidean"), (None, "natural")):
-        plan = FitOptions(optimizer=optimizer).plan(model, quell.FullRank(2), jax.random.key(0))
+    for given, metric in ((optax.adam(0.01), "euclidean"), (None, "natural")):
+        plan = FitOptions(optimizer=given).plan(model, quell.FullRank(2), jax.random.key(0))
         assert plan.algorithm.gradient.rule.metric == metric
     low_rank = FitOptions().plan(model, quell.LowRank(2, rank=1), jax.random.key(0))
     assert low_rank.algorithm.gradient.rule.metric == "euclidean"

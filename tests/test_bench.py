@@ -37,7 +37,8 @@ from quell.bench.search import search
 from quell.bench.trial import Trials, median
 from quell.cli.app import app
 from quell.cli.bench import sooner_lines
-from quell.fitting import automatic, plan, rough
+from quell.fitting import automatic, rough
+from quell.fitting.optimizer import LEARNING_STEPS
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")
 
@@ -577,7 +578,7 @@ def test_adam_runs_as_a_fit_does_its_walk_and_its_first_steps_included(benches, 
     monkeypatch.setattr(plan, "LARGEST_FULL", 200)
     bench, key = benches["poisson"], jax.random.key(4)
     ((ensemble,), (base,)) = (method.make()[:1] for method in own_methods(bench, ("ensemble", "base")))
-    assert ensemble.most_steps({"length": 100.0}) == 100 + plan.LEARNING_STEPS
+    assert ensemble.most_steps({"length": 100.0}) == 100 + LEARNING_STEPS
     assert base.most_steps({"length": 100.0}) == 100
     assert all("from a walk on 400 rows" in runner.label for runner in (ensemble, base))
     setting = {"rate": 0.01, "length": math.inf, "scale": 0.1}

@@ -10,11 +10,12 @@ import pytest
 
 import quell
 from quell.combine.select import Option
-from quell.fitting import automatic, driver, plan, rough
+from quell.fitting import automatic, driver, rough
 from quell.fitting.automatic import EXACT as EXACT_BASE
 from quell.fitting.choice import Way
 from quell.fitting.loop import take_step
-from quell.fitting.plan import FitOptions, default_optimizer
+from quell.fitting.optimizer import LEARNING_STEPS, default_optimizer
+from quell.fitting.plan import FitOptions
 from quell.fitting.rough import KEY_NUMBER, RoughStart, walk, walk_one
 from tolerances import EXACT, RUNS
 
@@ -231,7 +232,7 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     exact = FitOptions().plan(model, family, key)
     assert not sampled.choice.exact
     assert "a walk to the optimum of 200 random data" in sampled.choice.reason
-    assert int(sampled.policy.still) == plan.LEARNING_STEPS
+    assert int(sampled.policy.still) == LEARNING_STEPS
     way = Way("sampled", Option((0,), 1, 1.0, 1.0, 1.0))
     plain = Way("sampled", Option((), 1, 1.0, 1.0, 2.0))
     later = sampled.tuner._choice([way, plain], way, sampled.choice, is_kept=False, seconds=0.0)
@@ -241,11 +242,11 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
         np.testing.assert_array_equal(one, other)
         assert jnp.max(jnp.abs(one - given)) > 0.1
     state, take = sampled.begin(key, sampled.start), eqx.filter_jit(take_step)
-    for step in range(plan.LEARNING_STEPS + 2):
+    for step in range(LEARNING_STEPS + 2):
         before, (state, _) = state, take(sampled.algorithm, sampled.policy, key, state)
         moved = bool(jnp.any(state.params.loc != before.params.loc))
-        assert moved == (step >= plan.LEARNING_STEPS)
-    few = FitOptions(optimizer=optax.adam(0.01), steps=2 * plan.LEARNING_STEPS).plan(model, family, key)
+        assert moved == (step >= LEARNING_STEPS)
+    few = FitOptions(optimizer=optax.adam(0.01), steps=2 * LEARNING_STEPS).plan(model, family, key)
     assert int(few.policy.still) == 0
     given = FitOptions(optimizer=optax.adam(0.01), sampler=quell.Sampler(1, 50)).plan(model, family, key)
     assert given.rough is None
@@ -309,7 +310,7 @@ def test_an_average_leaves_out_steps_that_only_learn(too_many_for_adam):
     for _ in range(30):
         state, _ = take(made.algorithm, made.policy, jax.random.key(0), state)
         seen.append(state.params.loc)
-    np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[plan.LEARNING_STEPS :]), axis=0), **RUNS)
+    np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[LEARNING_STEPS:]), axis=0), **RUNS)
 
 
 def test_a_falling_rate_ends_with_the_steps_that_move():

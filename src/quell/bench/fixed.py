@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from quell.combine import Rule
 from quell.draw import Sampler
 from quell.fitting.automatic import EXACT, is_exact_for, second_order_gradient
-from quell.fitting.plan import FitOptions, default_optimizer, default_sampler
+from quell.fitting.optimizer import default_optimizer
+from quell.fitting.plan import FitOptions, default_sampler
 from quell.problem import Problem
 from quell.variates import ControlVariate, candidate_variates, default_variates, first_active
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import jax
+import optax
 
 from quell.bench.adam_runner import AdamRunner
 from quell.bench.fit_runner import START_SCALE, FitRunner
@@ -15,7 +16,7 @@ from quell.bench.runner import ADAM, ADAM_QUICK, Axis, Method
 from quell.bench.words import gradient_text, structure_text
 from quell.combine import Rule
 from quell.draw import Sampler
-from quell.estimators import Reparameterization
+from quell.estimators import ClosedForm, Reparameterization
 from quell.fitting.plan import FitOptions, FitPlan
 from quell.fitting.rough import RoughStart
 from quell.gradient import Gradient

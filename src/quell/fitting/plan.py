@@ -2,7 +2,6 @@
 """Options of a fit, checked, and the plan that they make with a problem."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, Literal
 
@@ -23,16 +22,17 @@ from quell.fitting.algorithm import Algorithm, checked_optimizer
 from quell.fitting.automatic import EXACT, SAMPLES, Tuned, Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
-from quell.fitting.choice import BaseName, Choice
+from quell.fitting.choice import Choice
 from quell.fitting.early_stopping import EarlyStopping
 from quell.fitting.fingerprint import fingerprint
 from quell.fitting.loop import LoopState, StepPolicy, init_loop
+from quell.fitting.optimizer import LEARNING_STEPS, default_optimizer, moving_steps, optimizer_for
 from quell.fitting.reached import Reached
 from quell.fitting.rough import RoughStart, walk_many, walk_one
 from quell.gradient import Gradient
 from quell.history import History
 from quell.models import AbstractModel
-from quell.natural import has_natural_gradient, is_natural, natural_gradient, natural_num_data
+from quell.natural import has_natural_gradient, is_natural, natural_num_data
 from quell.problem import Problem
 from quell.processes import are_several, last_words
 from quell.variates import BaseGradient, ControlVariate, default_base
@@ -46,28 +46,6 @@ FULL_REPLICATES = 4
 """Of a step that sees all data: on a few thousand rows as many samples take little longer than one."""
 
 NATURAL_REPLICATES = 10
-
-EXACT_KL = 100.0
-"""Nats that a step of an exact fit may go: far enough for a start from far away, near enough to come back from."""
-
-EXACT_KL_A_DATUM = 0.01
-"""The same for each datum, where there are many: a step of this many moves predictors by 0.14 in root mean square, over
-the square root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
-
-EXACT_KL_A_COORDINATE = 0.1
-"""The same for each coordinate, where there are thousands: a step moves each by half its scale."""
-
-SECOND_ORDER_KL = 20.0
-"""The same where Hessians are taken at latents."""
-
-ANNEALED_RATE = 0.3
-"""Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
-
-ANNEALED_SCALE_RATE = 0.5
-"""The same for the scale, as a share: its gradient has more noise. Networks of 5 to 20 units ended in better optima."""
-
-LEARNING_STEPS = 10
-"""First steps of an automatic fit that learn weights only."""
 
 BELIEF = 1e-3
 """How much an automatic fit believes that variates are useless: `v0` in the natural metric, and N times `v0` otherwise.
@@ -134,7 +112,7 @@ class FitOptions(eqx.Module):
         _check_shares(model.num_data, self.sampler)
         if given is not None:
             _check_made_for(given, model.num_data)
-        algorithm = Algorithm(gradient, given or _optimizer_for(problem, self.steps, choice))
+        algorithm = Algorithm(gradient, given or optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
         still = 0
         if tuner is not None and tuned is not None and moving_steps(self.steps) < self.steps:
@@ -205,7 +183,7 @@ class FitPlan(eqx.Module):
     def changed(self, tuned: Tuned) -> "FitPlan":
         """The same plan with another gradient from now on, and the optimiser that goes with it."""
         assert self.tuner is not None
-        default = _optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
+        default = optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
         still = self.tuner.still_until(tuned.choice, LEARNING_STEPS)
         return dataclasses.replace(
             self,
@@ -244,50 +222,6 @@ class FitPlan(eqx.Module):
         own = fingerprint(self.algorithm.gradient, self.key, self.start)
         few = None if self.rough is None else self.rough.num_rows
         return {"optimizer": default, "rows of a rough start": few, "averaged after step": averaged} | own
-
-
-def default_optimizer(
-    problem: Problem, steps: int, first: BaseName, *, anneals: bool = False
-) -> optax.GradientTransformation:
-    """Natural-gradient steps for a Gaussian family, Adam for others.
-
-    Args:
-        problem: model and family.
-        steps: of the fit; the rate of Adam falls to zero over them.
-        first: the gradient that it begins with: the less noise that has, the longer steps may be.
-        anneals: whether the rate of natural-gradient steps falls over the fit too. The state of one that does fits one
-            that does not.
-    """
-    if not has_natural_gradient(problem.family):
-        return _adam(moving_steps(steps))
-    if anneals:
-        return natural_gradient(problem, _falling(ANNEALED_RATE, steps), scale_rate=ANNEALED_SCALE_RATE)
-    if first == "exact":
-        by_size = EXACT_KL_A_DATUM * problem.model.num_data, EXACT_KL_A_COORDINATE * problem.model.dim
-        return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
-    return natural_gradient(problem, max_kl=SECOND_ORDER_KL) if first == "second order" else natural_gradient(problem)
-
-
-def _optimizer_for(problem: Problem, steps: int, choice: Choice | None) -> optax.GradientTransformation:
-    if choice is None:
-        return default_optimizer(problem, steps, "sampled")
-    return default_optimizer(problem, steps, choice.first, anneals=choice.anneals)
-
-
-def moving_steps(steps: int) -> int:
-    """How many steps of a fit move, at least: few cannot be spared for learning weights."""
-    return steps - LEARNING_STEPS if steps > 2 * LEARNING_STEPS else steps
-
-
-@functools.cache
-def _adam(steps: int) -> optax.GradientTransformation:
-    """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(_falling(0.05, steps))
-
-
-@functools.cache
-def _falling(rate: float, steps: int) -> optax.Schedule:
-    return optax.cosine_decay_schedule(rate, steps)
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
