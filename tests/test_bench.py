@@ -37,7 +37,7 @@ from quell.bench.search import search
 from quell.bench.trial import Trials, median
 from quell.cli.app import app
 from quell.cli.bench import sooner_lines
-from quell.fitting import automatic, rough
+from quell.fitting import automatic, plan, rough
 from quell.fitting.optimizer import LEARNING_STEPS
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")

@@ -10,7 +10,7 @@ import pytest
 
 import quell
 from quell.combine.select import Option
-from quell.fitting import automatic, driver, rough
+from quell.fitting import automatic, driver, plan, rough
 from quell.fitting.automatic import EXACT as EXACT_BASE
 from quell.fitting.choice import Way
 from quell.fitting.loop import take_step
