@@ -104,12 +104,18 @@ def test_many_variates_are_added_one_by_one():
 # The mask
 
 
-@pytest.mark.parametrize("metric", [pytest.param("euclidean", marks=pytest.mark.release), "natural"])
-def test_a_masked_gradient_is_that_of_the_variates_in_use(metric):
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(quell.Rule(), marks=pytest.mark.release),
+        quell.Rule(metric="natural"),
+        pytest.param(quell.Rule(by_leaf=True, every=2), marks=pytest.mark.slow),
+    ],
+)
+def test_a_masked_gradient_is_that_of_the_variates_in_use(rule):
     model = linear()
     problem, sampler = quell.Problem(model, quell.FullRank(3)), quell.Sampler(2, 5)
     variates = candidate_variates(problem, sampler)
-    rule = quell.Rule(metric=metric)
     masked = quell.Gradient(problem, variates, sampler=sampler, rule=rule, active=(False, True, True, False))
     plain = quell.Gradient(problem, variates[1:3], sampler=sampler, rule=rule)
     params = problem.family.init()
@@ -119,9 +125,24 @@ def test_a_masked_gradient_is_that_of_the_variates_in_use(metric):
         same, two, plain_info = plain.update(key, params, two)
     for left, right in zip(grad, same, strict=True):
         np.testing.assert_allclose(left, right, **EXACT)
-    np.testing.assert_allclose(info.weights[1:3], plain_info.weights, **EXACT)
-    assert info.weights[0] == info.weights[3] == 0
+    np.testing.assert_allclose(info.weights[..., 1:3], plain_info.weights, **EXACT)
+    assert not info.weights[..., (0, 3)].any()
     assert not info.dropped.any()
+
+
+def test_a_gradient_whose_mask_is_empty_is_the_base_gradient():
+    problem, sampler = quell.Problem(linear(), quell.FullRank(3)), quell.Sampler(2, 5)
+    variates = candidate_variates(problem, sampler)
+    masked = quell.Gradient(problem, variates, sampler=sampler, active=(False,) * len(variates))
+    plain, params = quell.Gradient(problem, sampler=sampler), problem.family.init()
+    one, two = masked.init(params), plain.init(params)
+    for key in jax.random.split(jax.random.key(0), 2):
+        grad, one, info = masked.update(key, params, one)
+        same, two, plain_info = plain.update(key, params, two)
+    jax.tree.map(np.testing.assert_array_equal, grad, same)
+    np.testing.assert_allclose(info.combined_sq_norm, plain_info.base_sq_norm, **EXACT)
+    assert info.weights.shape == (len(variates),)
+    assert not info.weights.any()
 
 
 def test_a_mask_of_another_length_is_refused():
@@ -357,19 +378,26 @@ def test_a_fit_that_was_interrupted_before_the_look_looks_when_it_goes_on(tmp_pa
         run("whole", 60, resume=True)
 
 
-@pytest.mark.slow
-def test_after_noisy_hessians_the_rate_falls_over_the_fit(monkeypatch):
+@pytest.mark.parametrize(("steps", "still"), [(60, 34), (45, 34), (44, 0), (30, 0)])
+def test_after_noisy_hessians_the_rate_falls_to_zero_over_the_steps_that_move(monkeypatch, steps, still):
     monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
-    rates = []
+    given = []
 
     def watched(problem, rate=None, **options):
-        rates.append(rate)
+        given.append(options)
         return quell.natural_gradient(problem, rate, **options)
 
     monkeypatch.setattr(optimizer, "natural_gradient", watched)
-    quell.fit(general(), quell.FullRank(2), steps=60, key=jax.random.key(0))
-    assert rates[0] is None
-    np.testing.assert_allclose([rates[-1](0), rates[-1](60)], [optimizer.ANNEALED_RATE, 0.0], **EXACT)
+    made = FitOptions(steps=steps).plan(general(), quell.FullRank(2), jax.random.key(0))
+    state = made.start.algorithm
+    changed = made.changed(made.tuner.settle(state.params, state.gradient, made.choice, [0.0] * 3))
+    assert int(changed.policy.still) == still
+    assert given[-1] == {"scale_rate": optimizer.ANNEALED_SCALE_RATE}
+    rates = []
+    for step in (0, SETTLED + steps - max(still, SETTLED)):
+        now = state.optimizer._replace(step=jnp.asarray(step, jnp.int32))
+        rates.append(float(changed.algorithm.optimizer.update(state.params, now, state.params)[1].rate))
+    np.testing.assert_allclose(rates, [optimizer.ANNEALED_RATE, 0.0], **EXACT)
 
 
 def test_adam_sees_all_of_few_data_with_the_cheapest_variates():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark: its problems are what they say, its clock and its search find the right things, its command works."""
 
+import dataclasses
 import json
 import math
 import re
@@ -22,6 +23,7 @@ import quell
 import tolerances
 from quell.bench import clock, models, problems, trial
 from quell.bench.adam_runner import Hyper, falling
+from quell.bench.fit_runner import START_SCALE, FitRunner
 from quell.bench.fixed import base_options, fixed_options
 from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
 from quell.bench.judge import elbo_of, seconds_of
@@ -39,6 +41,7 @@ from quell.cli.app import app
 from quell.cli.bench import sooner_lines
 from quell.fitting import automatic, plan, rough
 from quell.fitting.optimizer import LEARNING_STEPS
+from quell.fitting.plan import FitOptions
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")
 
@@ -570,6 +573,32 @@ def test_without_a_folder_of_peers_one_line_says_so(tmp_path, monkeypatch):
     result = CliRunner().invoke(app, ["bench", "--peers-dir", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 3
     assert "No peers: there are no files of peers in" in result.stderr
+
+
+def test_our_method_takes_the_steps_of_a_fit_and_looks_where_it_looks(benches, monkeypatch):
+    """Also where it changes to another gradient, and however it is cut into chunks."""
+    monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
+    seen, settle = [], automatic.Tuner.settle
+    monkeypatch.setattr(automatic.Tuner, "settle", lambda self, *args: seen.append(args[-1]) or settle(self, *args))
+    rng = np.random.default_rng(1)
+    data = {"x": jnp.asarray(rng.normal(size=(40, 2))), "y": jnp.asarray(rng.normal(size=40))}
+    curved = quell.Model(
+        lambda z, rows: -jnp.log1p((rows["y"] - jnp.tanh(rows["x"] @ z)) ** 2), quell.NormalPrior(), data, jnp.zeros(2)
+    )
+    problem, options, key = quell.Problem(curved, quell.FullRank(2)), FitOptions(steps=50), jax.random.key(3)
+    bench = dataclasses.replace(benches["sonar"], problem=problem, start=jnp.zeros(2))
+    runner = FitRunner(bench, options)
+    state = runner.start(key, bench.start, {})
+    for until in (1, 23, 30, 50):
+        state = runner.advance(state, until)
+    params = params_of(isotropic(bench.start, START_SCALE, full_rank=True))
+    result = quell.fit(problem.model, problem.family, steps=50, params=params, key=key)
+    assert result.choice.base == state.base == "sampled"
+    for one, other in zip(state.loop.params, result.params, strict=True):
+        np.testing.assert_allclose(one, other, **tolerances.RUNS)
+    norms = result.history.base_sq_norm
+    np.testing.assert_allclose(seen, [norms[21:24]] * 2, **tolerances.RUNS)
+    np.testing.assert_allclose(state.sq_norms, norms[-3:], **tolerances.RUNS)
 
 
 def test_adam_runs_as_a_fit_does_its_walk_and_its_first_steps_included(benches, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import quell
-from quell.natural.full_rank import FullRankGeometry
+from quell.natural.full_rank import FullRankGeometry, WhitenedDirection
 from quell.natural.low_rank import LowRankGeometry
 from quell.natural.mean_field import MeanFieldGeometry
 from tolerances import EXACT
@@ -239,6 +239,36 @@ def test_the_scale_may_go_slower_than_the_location(family):
     for one, other in zip(jax.tree.leaves(slower._replace(loc=0)), jax.tree.leaves(short._replace(loc=0)), strict=True):
         np.testing.assert_allclose(one, other, **EXACT)
     assert float(jnp.max(jnp.abs(short.loc))) > 1e-5
+
+
+@pytest.mark.parametrize("geometry", [MeanFieldGeometry(quell.MeanField(2)), FullRankGeometry(quell.FullRank(2))])
+def test_a_slower_scale_has_the_bounds_of_its_own_rate(geometry):
+    """A precision of 0.4 times the old one is too little for a rate of 0.15, and would not be for 0.3."""
+    params = geometry.family.init()
+    kind = type(geometry.direction(params, params))
+    shrinking = jnp.array([4.0, 0.0])
+    direction = kind(jnp.zeros(2), shrinking if kind is not WhitenedDirection else jnp.diag(shrinking))
+    slower = geometry.move(params, direction, jnp.asarray(0.3), 0.5)
+    np.testing.assert_allclose(slower.scale, geometry.move(params, direction, jnp.asarray(0.15)).scale, **EXACT)
+    alone = geometry.move(params, jax.tree.map(lambda leaf: 0.5 * leaf, direction), jnp.asarray(0.3))
+    assert float(jnp.max(jnp.abs(alone.scale - slower.scale))) > 0.1
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_a_low_rank_scale_stays_large_enough_for_the_precision(dtype):
+    """Steps that make the diagonal ever smaller, as noise may do."""
+    family = quell.LowRank(4, rank=2)
+    geometry, factor = LowRankGeometry(family), np.random.default_rng(0).normal(size=(4, 2))
+    params = family.init()._replace(factor=jnp.asarray(factor))
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    nothing = jax.tree.map(jnp.zeros_like, params)
+    shrinking = geometry.direction(params, nothing)._replace(log_scale=-jnp.ones(4, dtype))
+    for _ in range(60):
+        params = geometry.move(params, shrinking, jnp.asarray(1.0, dtype))
+    share = jnp.exp(params.log_scale) / jnp.linalg.norm(params.factor, axis=1)
+    np.testing.assert_allclose(share, float(jnp.finfo(dtype).eps) ** (1 / 3), rtol=1e-5)
+    grad = jax.tree.map(jnp.ones_like, params)
+    assert all(jnp.isfinite(leaf).all() for leaf in geometry.direction(params, grad))
 
 
 def test_the_trust_region_is_that_of_the_slower_scale():

@@ -78,6 +78,10 @@ class FitRunner(AbstractRunner):
             state = self._settled(self._run(state, SETTLED))
         return self._run(state, until)
 
+    @property
+    def warm_steps(self) -> int:
+        return 2 * SETTLED if self._first == "second order" else super().warm_steps
+
     def _run(self, state: FitState, until: int) -> FitState:
         loop, sq_norms = self._plans[state.base][1](state.loop, state.sq_norms, state.key, np.int32(until))
         return state._replace(loop=loop, sq_norms=sq_norms)

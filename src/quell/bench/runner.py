@@ -46,6 +46,11 @@ class AbstractRunner(abc.ABC):
     def gaussian(self, state: Any) -> Gaussian:
         """Where the run is; off the clock."""
 
+    @property
+    def warm_steps(self) -> int:
+        """Steps after which every program that a run will need has been compiled."""
+        return 4
+
     def most_steps(self, setting: Setting) -> float | int:
         """Steps after which nothing more will happen: the end of a falling rate."""
         return setting.get("length", math.inf)

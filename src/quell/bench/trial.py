@@ -30,7 +30,7 @@ class Tried:
     Attributes:
         runner: the program.
         setting: of its axes.
-        compile_s: seconds of the program's first call.
+        compile_s: seconds of compiling.
         runs: one a seed.
         is_final: whether all seeds were run, none of them that of the search.
     """

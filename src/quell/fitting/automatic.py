@@ -153,12 +153,14 @@ class Tuner:
             params: where the fit stands.
             state: of its gradient, which has used no variate yet.
             choice: that it goes by.
-            sq_norms: of the gradients of the last steps, in the rule's metric.
+            sq_norms: of the gradients of the last steps, in the rule's metric. They are not looked at where that is not
+                the natural one, or where not every step takes them.
         """
         if self.second_order is None or choice.base != "second order":
             return None
         # On average a step's whole gain is at least that of its noise.
-        gains = [0.5 * sq_norm for sq_norm in sq_norms] if self.rule.metric == "natural" else [math.inf]
+        are_gains = self.rule.metric == "natural" and self.rule.every == 1
+        gains = [0.5 * sq_norm for sq_norm in sq_norms] if are_gains else [math.inf]
         if all(gain < 0.5 * SETTLED_NATS for gain in gains):
             return None
         if float(_median_noise(self.second_order, params, self._look_key)) < SETTLED_NATS:

@@ -45,8 +45,8 @@ class Choice(eqx.Module):
         trials: what it was compared with, best first.
         seconds: that the choice has taken, compilation included.
         first: the base gradient that the fit began with, which its optimiser was made for.
-        anneals: whether the density turned out to be far from a Gaussian, so that the default optimiser keeps its rate
-            up for longer: the noise of long steps finds better optima where there are many.
+        anneals: whether the density turned out to be far from a Gaussian, so that the rate of the default optimiser
+            falls over the fit instead of tuning itself: the noise of long steps finds the better ones of many optima.
     """
 
     base: BaseName

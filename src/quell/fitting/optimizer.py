@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser that a fit takes where none is given."""
+"""The optimiser that a fit takes where none is given, and the steps that it has."""
 
 import functools
 
 import optax
 
+from quell.fitting.automatic import SETTLED
 from quell.fitting.choice import BaseName, Choice
 from quell.natural import has_natural_gradient, natural_gradient
 from quell.problem import Problem
@@ -26,7 +27,7 @@ ANNEALED_RATE = 0.3
 """Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
 
 ANNEALED_SCALE_RATE = 0.5
-"""The same for the scale, as a share: its gradient has more noise. Networks of 5 to 20 units ended in better optima."""
+"""By this the rate of the scale is multiplied there, whose gradient has more noise: networks end in better optima."""
 
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only."""
@@ -47,7 +48,8 @@ def default_optimizer(
     if not has_natural_gradient(problem.family):
         return _adam(moving_steps(steps))
     if anneals:
-        return natural_gradient(problem, _falling(ANNEALED_RATE, steps), scale_rate=ANNEALED_SCALE_RATE)
+        until = SETTLED + moving_steps(steps - SETTLED)
+        return natural_gradient(problem, _falling(ANNEALED_RATE, until), scale_rate=ANNEALED_SCALE_RATE)
     if first == "exact":
         by_size = EXACT_KL_A_DATUM * problem.model.num_data, EXACT_KL_A_COORDINATE * problem.model.dim
         return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))

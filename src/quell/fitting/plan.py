@@ -19,7 +19,7 @@ from quell.devices import check_divides, in_use, num_devices, place_rows, place_
 from quell.draw import Sampler
 from quell.families import AbstractFamily
 from quell.fitting.algorithm import Algorithm, checked_optimizer
-from quell.fitting.automatic import EXACT, SAMPLES, Tuned, Tuner
+from quell.fitting.automatic import EXACT, SAMPLES, SETTLED, Tuned, Tuner
 from quell.fitting.callback import Callback
 from quell.fitting.checkpoint import Checkpoint
 from quell.fitting.choice import Choice
@@ -184,7 +184,8 @@ class FitPlan(eqx.Module):
         """The same plan with another gradient from now on, and the optimiser that goes with it."""
         assert self.tuner is not None
         default = optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
-        still = self.tuner.still_until(tuned.choice, LEARNING_STEPS)
+        left = self.options.steps - SETTLED
+        still = self.tuner.still_until(tuned.choice, LEARNING_STEPS) if moving_steps(left) < left else 0
         return dataclasses.replace(
             self,
             algorithm=Algorithm(tuned.gradient, self.options.optimizer or default),

@@ -51,11 +51,14 @@ class FullRankGeometry(AbstractGeometry):
         squares = direction.scale**2
         return jnp.sum(direction.loc**2) + jnp.sum(squares) - 0.5 * jnp.trace(squares)
 
-    def move(self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""]) -> LocationScale:
+    def move(
+        self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""], scale_rate: float = 1.0
+    ) -> LocationScale:
         tril = self.family.scale_tril(params)
         strict = jnp.tril(direction.scale, -1)
-        step = -rate * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
-        shrink = _inverse_root(step, least_precision(rate))
+        slower = scale_rate * rate
+        step = -slower * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
+        shrink = _inverse_root(step, least_precision(slower))
         moved = jnp.tril(tril @ shrink)
         loc = params.loc + rate * (moved @ (shrink.T @ direction.loc))
         diagonal = jnp.diagonal(moved)

@@ -27,8 +27,8 @@ class AbstractGeometry(eqx.Module):
         r"""\(g^\top F^{-1} g\): twice the divergence of a small step with rate one, to second order."""
 
     @abstractmethod
-    def move(self, params: PyTree, direction: PyTree, rate: Float[Array, ""]) -> PyTree:
-        """The parameters after a step."""
+    def move(self, params: PyTree, direction: PyTree, rate: Float[Array, ""], scale_rate: float = 1.0) -> PyTree:
+        """The parameters after a step; the rate of all but the location is multiplied by `scale_rate`."""
 
 
 def least_precision(rate: Float[Array, ""]) -> Float[Array, ""]:

@@ -63,11 +63,13 @@ class LowRankGeometry(AbstractGeometry):
         bent = _metric(params)(step)
         return loc + sum(jnp.sum(s * b) for s, b in zip(step, bent, strict=True))
 
-    def move(self, params: LowRankParams, direction: LowRankDirection, rate: Float[Array, ""]) -> LowRankParams:
+    def move(
+        self, params: LowRankParams, direction: LowRankDirection, rate: Float[Array, ""], scale_rate: float = 1.0
+    ) -> LowRankParams:
         # Within the bound the step is a straight line: unlike a precision, these parameters may have any value.
         longest = jnp.maximum(jnp.max(jnp.abs(direction.log_scale)), jnp.max(jnp.abs(direction.factor)))
-        part = jnp.minimum(rate, LARGEST_CHANGE / jnp.maximum(longest, jnp.finfo(longest.dtype).tiny))
-        moved = _moved(params, part * direction.log_scale, part * direction.factor)
+        part = jnp.minimum(scale_rate * rate, LARGEST_CHANGE / jnp.maximum(longest, jnp.finfo(longest.dtype).tiny))
+        moved = _with_least_scale(_moved(params, part * direction.log_scale, part * direction.factor))
         step = self.family.covariance_product(moved, direction.loc[None])[0]
         return LowRankParams(params.loc + rate * step, moved.log_scale, moved.factor)
 
@@ -93,6 +95,16 @@ def _metric(params: LowRankParams) -> Callable[[tuple[Array, Array]], tuple[Arra
         return diagonal + 2.0 * jnp.sum(spread * inside, axis=1), bent - basis @ (basis.T @ bent)
 
     return product
+
+
+def _with_least_scale(params: LowRankParams) -> LowRankParams:
+    r"""Keep \(s_i\) above \(\epsilon^{1/3} \|F_i\|\), with the machine's \(\epsilon\).
+
+    Noise can make a scale so small beside its row of the factor that \(I + G^\top G\), with rows \(F_i / s_i\), has no
+    Cholesky root in this precision. At the bound the scale has a part in \(\epsilon^{-2/3}\) of the variance.
+    """
+    least = jnp.finfo(params.factor.dtype).eps ** (1 / 3) * jnp.sqrt(jnp.sum(params.factor**2, axis=1))
+    return params._replace(log_scale=jnp.maximum(params.log_scale, jnp.log(least)))
 
 
 def _moved(params: LowRankParams, log_scale: Array, factor: Array) -> LowRankParams:

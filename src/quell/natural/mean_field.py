@@ -40,10 +40,13 @@ class MeanFieldGeometry(AbstractGeometry):
     def sq_norm(self, params: LocationScale, direction: DiagonalDirection) -> Float[Array, ""]:
         return jnp.sum(direction.loc**2) + 0.5 * jnp.sum(direction.log_scale**2)
 
-    def move(self, params: LocationScale, direction: DiagonalDirection, rate: Float[Array, ""]) -> LocationScale:
+    def move(
+        self, params: LocationScale, direction: DiagonalDirection, rate: Float[Array, ""], scale_rate: float = 1.0
+    ) -> LocationScale:
         scale = diagonal_from(params.scale, log_scale=self.family.log_scale).value
-        step = rate * direction.log_scale
-        precision = jnp.where(1.0 - step < least_precision(rate), 1.0 - step + 0.5 * step**2, 1.0 - step)
+        slower = scale_rate * rate
+        step = slower * direction.log_scale
+        precision = jnp.where(1.0 - step < least_precision(slower), 1.0 - step + 0.5 * step**2, 1.0 - step)
         loc = params.loc + rate * scale * direction.loc / precision
         if self.family.log_scale:
             return LocationScale(loc, params.scale - 0.5 * jnp.log(precision))
