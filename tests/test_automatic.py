@@ -297,9 +297,8 @@ def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     assert used == ["variational: rp - cf"]
     assert not noisy.history.weights[: SETTLED + 1].any(), "no weights before there were variates"
     assert noisy.history.weights[SETTLED + 2 :].any()
-    settled, waited, moved = (run(steps).params.loc for steps in (SETTLED + 1, SETTLED + 10, SETTLED + 11))
-    np.testing.assert_array_equal(waited, settled)
-    assert (moved != settled).all()
+    begun, moved = (run(steps).params.loc for steps in (SETTLED, SETTLED + 1))
+    assert (moved != begun).all(), "few steps cannot be spared for learning"
 
 
 @pytest.mark.slow

@@ -185,7 +185,10 @@ class FitPlan(eqx.Module):
         assert self.tuner is not None
         default = optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
         left = self.options.steps - SETTLED
-        still = self.tuner.still_until(tuned.choice, LEARNING_STEPS) if moving_steps(left) < left else 0
+        spares = (
+            moving_steps(left) < left or not tuned.choice.anneals
+        )  # others may be continued for any number of steps
+        still = self.tuner.still_until(tuned.choice, LEARNING_STEPS) if spares else 0
         return dataclasses.replace(
             self,
             algorithm=Algorithm(tuned.gradient, self.options.optimizer or default),
