@@ -364,15 +364,18 @@ def test_where_the_last_steps_gained_little_nothing_is_looked_at(monkeypatch):
 def test_a_fit_that_was_interrupted_before_the_look_looks_when_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
 
-    def run(name, steps, **options):
-        checkpoint = quell.Checkpoint(tmp_path / name, every_steps=8, **options)
-        return quell.fit(general(), quell.FullRank(2), steps=steps, checkpoint=checkpoint, key=jax.random.key(0))
+    def run(name, steps, callback=None, **options):
+        checkpoint, key = quell.Checkpoint(tmp_path / name, every_steps=8, **options), jax.random.key(0)
+        return quell.fit(general(), quell.FullRank(2), steps=steps, checkpoint=checkpoint, callback=callback, key=key)
 
     whole = run("whole", 50)
     assert run("parts", SETTLED).choice.base == "second order"
     resumed = run("parts", 50, resume=True)
     assert resumed.choice.base == whole.choice.base == "sampled"
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
+    stop = lambda progress: progress.step >= 32  # noqa: E731
+    assert run("short", 40, callback=stop).history.num_steps == 32, "after the look, where a longer fit would wait"
+    jax.tree.map(np.testing.assert_array_equal, run("short", 40, resume=True).params, run("whole short", 40).params)
     with pytest.raises(quell.CheckpointError, match="50 steps"):
         run("whole", 60, resume=True)
 
@@ -393,10 +396,12 @@ def test_after_noisy_hessians_the_rate_falls_to_zero_over_the_steps_that_move(mo
     assert int(changed.policy.still) == still
     assert given[-1] == {"scale_rate": optimizer.ANNEALED_SCALE_RATE}
     rates = []
-    for step in (0, SETTLED + steps - max(still, SETTLED)):
+    end = SETTLED + steps - max(still, SETTLED)
+    for step in (0, end // 2, end):
         now = state.optimizer._replace(step=jnp.asarray(step, jnp.int32))
         rates.append(float(changed.algorithm.optimizer.update(state.params, now, state.params)[1].rate))
-    np.testing.assert_allclose(rates, [optimizer.ANNEALED_RATE, 0.0], **EXACT)
+    middle = 0.5 * (1.0 + np.cos(np.pi * (end // 2) / end))
+    np.testing.assert_allclose(rates, optimizer.ANNEALED_RATE * np.array([1.0, middle, 0.0]), **EXACT)
 
 
 def test_adam_sees_all_of_few_data_with_the_cheapest_variates():

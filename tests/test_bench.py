@@ -160,6 +160,7 @@ class Descent(AbstractRunner):
     """
 
     label = "made up"
+    step_s = 1e-3
 
     def __init__(self, ticks, axes=None, noise=0.0, start_s=0.0):
         self.ticks, self.axes, self.noise, self.start_s = ticks, axes or {}, noise, start_s
@@ -170,7 +171,7 @@ class Descent(AbstractRunner):
         return {"step": 0, "rate": setting.get("rate", 0.1), "length": setting.get("length", math.inf)}
 
     def advance(self, state, until):
-        self.ticks[0] += self.start_s + 1e-3 * (until - state["step"])
+        self.ticks[0] += self.start_s + self.step_s * (until - state["step"])
         self.asked.append(until)
         return state | {"step": until}
 
@@ -261,6 +262,13 @@ def test_what_is_compiled_on_the_way_is_no_time_of_a_step(ticks):
                 self.is_compiled = True
             return super().advance(state, until)
 
+    slow = Changing(ticks)
+    slow.step_s = 0.03
+    clock.warm_up(slow, jax.random.key(0), jnp.zeros(1), {})
+    assert max(slow.asked) == 4
+    type(slow).warm_steps = 25
+    clock.warm_up(slow, jax.random.key(0), jnp.zeros(1), {})
+    assert max(slow.asked) == 32
     warm = clock.warm_up(Changing(ticks), jax.random.key(0), jnp.zeros(1), {})
     np.testing.assert_allclose((warm.compile_s, warm.step_s), (2.001, 1e-3), **tolerances.EXACT)
 

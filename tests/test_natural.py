@@ -271,6 +271,17 @@ def test_a_low_rank_scale_stays_large_enough_for_the_precision(dtype):
     assert all(jnp.isfinite(leaf).all() for leaf in geometry.direction(params, grad))
 
 
+def test_a_low_rank_factor_whose_rows_are_alike_has_a_root_where_all_scales_are_least():
+    family = quell.LowRank(2000, rank=3)
+    geometry, params = LowRankGeometry(family), family.init()
+    params = params._replace(factor=jnp.ones_like(params.factor), log_scale=jnp.full(2000, -30.0))
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    still = geometry.direction(params, jax.tree.map(jnp.zeros_like, params))
+    moved = geometry.move(params, jax.tree.map(jnp.zeros_like, still), jnp.asarray(0.1, jnp.float32))
+    direction = geometry.direction(moved, jax.tree.map(jnp.ones_like, moved))
+    assert all(jnp.isfinite(leaf).all() for leaf in direction)
+
+
 def test_the_trust_region_is_that_of_the_slower_scale():
     problem = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.FullRank(2))
     params = problem.family.init()

@@ -90,7 +90,7 @@ def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "lat
     began = time.perf_counter()
     elapsed, state = _timed(runner, runner.start(key, mean, setting), 1)
     compile_s, steps, until = time.perf_counter() - began, 1, 2
-    while until <= runner.most_steps(setting) and (until <= runner.warm_steps or elapsed < _TIMED_S):
+    while until <= runner.most_steps(setting) and (until < 2 * runner.warm_steps or elapsed < _TIMED_S):
         steps = until // 2
         elapsed, after = _timed(runner, state, until)
         if elapsed >= _TIMED_S:  # a method may change over to another program on the way

@@ -80,7 +80,7 @@ class FitRunner(AbstractRunner):
 
     @property
     def warm_steps(self) -> int:
-        return 2 * SETTLED if self._first == "second order" else super().warm_steps
+        return SETTLED + 1 if self._first == "second order" else super().warm_steps
 
     def _run(self, state: FitState, until: int) -> FitState:
         loop, sq_norms = self._plans[state.base][1](state.loop, state.sq_norms, state.key, np.int32(until))

@@ -32,7 +32,7 @@ class Outcome:
         problem: name.
         method: name.
         setting: in words.
-        compile_s: seconds of the first call.
+        compile_s: seconds of compiling.
         runs: one a seed.
         is_final: whether these are the seeds of the comparison, and not the one of the search.
     """

@@ -48,8 +48,8 @@ class AbstractRunner(abc.ABC):
 
     @property
     def warm_steps(self) -> int:
-        """Steps after which every program that a run will need has been compiled."""
-        return 4
+        """Steps that a run takes before it is timed: past one where it may change over to another program."""
+        return 3
 
     def most_steps(self, setting: Setting) -> float | int:
         """Steps after which nothing more will happen: the end of a falling rate."""

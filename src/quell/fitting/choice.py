@@ -46,7 +46,7 @@ class Choice(eqx.Module):
         seconds: that the choice has taken, compilation included.
         first: the base gradient that the fit began with, which its optimiser was made for.
         anneals: whether the density turned out to be far from a Gaussian, so that the rate of the default optimiser
-            falls over the fit instead of tuning itself: the noise of long steps finds the better ones of many optima.
+            falls over the fit instead of tuning itself: the noise of long steps finds one of the better optima.
     """
 
     base: BaseName

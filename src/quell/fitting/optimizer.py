@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser that a fit takes where none is given, and the steps that it has."""
+"""The optimiser that a fit takes where none is given, and how many steps move."""
 
 import functools
 
@@ -27,7 +27,7 @@ ANNEALED_RATE = 0.3
 """Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
 
 ANNEALED_SCALE_RATE = 0.5
-"""By this the rate of the scale is multiplied there, whose gradient has more noise: networks end in better optima."""
+"""The rate of the scale there, over that of the location, because its gradient has more noise: optima are better."""
 
 LEARNING_STEPS = 10
 """First steps of an automatic fit that learn weights only."""
@@ -40,7 +40,7 @@ def default_optimizer(
 
     Args:
         problem: model and family.
-        steps: of the fit; the rate of Adam falls to zero over them.
+        steps: of the fit; a rate that falls does so over those that move.
         first: the gradient that it begins with: the less noise that has, the longer steps may be.
         anneals: whether the rate of natural-gradient steps falls over the fit too. The state of one that does fits one
             that does not.

@@ -114,9 +114,7 @@ class FitOptions(eqx.Module):
             _check_made_for(given, model.num_data)
         algorithm = Algorithm(gradient, given or optimizer_for(problem, self.steps, choice))
         start = init_loop(algorithm, params, averages=self.average_from is not None)
-        still = 0
-        if tuner is not None and tuned is not None and moving_steps(self.steps) < self.steps:
-            still = tuner.still_until(tuned.choice, LEARNING_STEPS)
+        still = 0 if tuner is None or choice is None else self.still_until(tuner, choice)
         after = math.ceil(self.steps * (self.average_from or 0.0))
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
         return FitPlan(
@@ -129,6 +127,11 @@ class FitOptions(eqx.Module):
             tuner=tuner,
             rough=None if tuner is None else tuner.rough,
         )
+
+    def still_until(self, tuner: Tuner, choice: Choice) -> int:
+        """The step up to which parameters wait for weights: few steps cannot be spared, nor few that anneal."""
+        steps = self.steps - SETTLED if choice.anneals and self.optimizer is None else self.steps
+        return tuner.still_until(choice, LEARNING_STEPS) if moving_steps(steps) < steps else 0
 
     def _default_rule(self, problem: Problem, natural: bool) -> Rule:
         if natural and problem.family.has_natural_metric:
@@ -184,11 +187,7 @@ class FitPlan(eqx.Module):
         """The same plan with another gradient from now on, and the optimiser that goes with it."""
         assert self.tuner is not None
         default = optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
-        left = self.options.steps - SETTLED
-        spares = (
-            moving_steps(left) < left or not tuned.choice.anneals
-        )  # others may be continued for any number of steps
-        still = self.tuner.still_until(tuned.choice, LEARNING_STEPS) if spares else 0
+        still = self.options.still_until(self.tuner, tuned.choice)
         return dataclasses.replace(
             self,
             algorithm=Algorithm(tuned.gradient, self.options.optimizer or default),

@@ -56,9 +56,9 @@ class FullRankGeometry(AbstractGeometry):
     ) -> LocationScale:
         tril = self.family.scale_tril(params)
         strict = jnp.tril(direction.scale, -1)
-        slower = scale_rate * rate
-        step = -slower * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
-        shrink = _inverse_root(step, least_precision(slower))
+        of_scale = scale_rate * rate
+        step = -of_scale * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
+        shrink = _inverse_root(step, least_precision(of_scale))
         moved = jnp.tril(tril @ shrink)
         loc = params.loc + rate * (moved @ (shrink.T @ direction.loc))
         diagonal = jnp.diagonal(moved)

@@ -101,7 +101,7 @@ def _with_least_scale(params: LowRankParams) -> LowRankParams:
     r"""Keep \(s_i\) above \(\epsilon^{1/3} \|F_i\|\), with the machine's \(\epsilon\).
 
     Noise can make a scale so small beside its row of the factor that \(I + G^\top G\), with rows \(F_i / s_i\), has no
-    Cholesky root in this precision. At the bound the scale has a part in \(\epsilon^{-2/3}\) of the variance.
+    Cholesky root in this precision. At the bound the scale has a share of \(\epsilon^{2/3}\) of the variance.
     """
     least = jnp.finfo(params.factor.dtype).eps ** (1 / 3) * jnp.sqrt(jnp.sum(params.factor**2, axis=1))
     return params._replace(log_scale=jnp.maximum(params.log_scale, jnp.log(least)))

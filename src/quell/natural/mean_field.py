@@ -44,9 +44,9 @@ class MeanFieldGeometry(AbstractGeometry):
         self, params: LocationScale, direction: DiagonalDirection, rate: Float[Array, ""], scale_rate: float = 1.0
     ) -> LocationScale:
         scale = diagonal_from(params.scale, log_scale=self.family.log_scale).value
-        slower = scale_rate * rate
-        step = slower * direction.log_scale
-        precision = jnp.where(1.0 - step < least_precision(slower), 1.0 - step + 0.5 * step**2, 1.0 - step)
+        of_scale = scale_rate * rate
+        step = of_scale * direction.log_scale
+        precision = jnp.where(1.0 - step < least_precision(of_scale), 1.0 - step + 0.5 * step**2, 1.0 - step)
         loc = params.loc + rate * scale * direction.loc / precision
         if self.family.log_scale:
             return LocationScale(loc, params.scale - 0.5 * jnp.log(precision))

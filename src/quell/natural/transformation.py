@@ -39,7 +39,7 @@ class NaturalState(NamedTuple):
         step: steps taken.
         rate: of the step before, as it was wished.
         last: the direction of the step before, which a self-tuned rate goes by. It is kept with a schedule too, so that
-            a fit can change over to one.
+            a fit can change over from a self-tuned rate.
         velocity: decayed sum of directions, where there is momentum.
     """
 
@@ -195,8 +195,8 @@ def _transformation(
         if momentum > 0:
             velocity = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
             step = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
-        slower = jax.tree.map(lambda leaf: scale_rate * leaf, step)._replace(loc=step.loc) if scale_rate < 1 else step
-        bounded = jnp.minimum(rate, jnp.sqrt(2.0 * max_kl / geometry.sq_norm(params, slower)))
+        whole = jax.tree.map(lambda leaf: scale_rate * leaf, step)._replace(loc=step.loc) if scale_rate < 1 else step
+        bounded = jnp.minimum(rate, jnp.sqrt(2.0 * max_kl / geometry.sq_norm(params, whole)))
         moved = geometry.move(params, step, bounded, scale_rate)
         after = NaturalState(state.step + 1, rate, direction, velocity)
         return jax.tree.map(jnp.subtract, moved, params), after
