@@ -18,8 +18,8 @@ from quell.combine import (
     posterior,
     samples_per_mass,
     solve,
-    spread,
 )
+from quell.combine.moments import spread
 from tolerances import EXACT, ILL_CONDITIONED, ROUNDING, SHRUNK, STANDARD_ERRORS
 
 D, L, M = 6, 3, 40

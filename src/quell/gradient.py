@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows, spread
+from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows
+from quell.combine.moments import spread
 from quell.data.access import on_disk
 from quell.draw import Draw, Sampler
 from quell.evaluation import Evaluation

@@ -9,7 +9,6 @@ from quell.combine.moments import finite_rows as finite_rows
 from quell.combine.moments import init_moments as init_moments
 from quell.combine.moments import observe as observe
 from quell.combine.moments import samples_per_mass as samples_per_mass
-from quell.combine.moments import spread as spread
 from quell.combine.prior import NormalWishart as NormalWishart
 from quell.combine.prior import isotropic as isotropic
 from quell.combine.prior import posterior as posterior
