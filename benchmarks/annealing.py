@@ -10,6 +10,7 @@ takes seconds a network, on a CPU minutes.
 """
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import json
@@ -19,13 +20,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-import optax
 from jaxtyping import Array, Float
 
 import quell
-from quell.bench import make_problem
+from quell.bench import models, problems
 from quell.natural import geometry_of
 from quell.natural.full_rank import WhitenedDirection
 
@@ -51,65 +49,30 @@ class Setting(NamedTuple):
 SETTINGS = [Setting(0.15, 1.0, 1.0), Setting(0.3, 0.5, 1.0), Setting(0.6, 0.3, 1.0), Setting(0.2, 1.0, 0.1)]
 
 
-class Task(NamedTuple):
-    """A model, and the mean to start from."""
-
-    model: quell.models.AbstractModel
-    start: Float[Array, "latent"]
-
-    def log_joint(self, z: Float[Array, "latent"], power: Any = 1.0) -> Float[Array, ""]:
-        """With the likelihood to some power."""
-        return power * jnp.sum(self.model.log_likelihood(z, self.model.data)) + self.model.prior.log_prob(z)
-
-
-def regression(x: Array, y: Array, *, units: int) -> None:
-    """One hidden layer, standard normal weights, unknown noise."""
-
-    def weights(name: str, *shape: int) -> Any:
-        return numpyro.sample(name, dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape)))
-
-    noise: Any = numpyro.sample("noise", dist.HalfNormal(1.0))
-    hidden = jnp.tanh(x @ weights("first", x.shape[1], units) + weights("shift", units))
-    outputs = hidden @ weights("second", units) + weights("offset", 1)[0]
-    with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Normal(outputs, noise), obs=y)
-
-
-def network(seed: int, units: int, rows: int, inputs: int, from_mode: bool) -> Task:
+def network(seed: int, units: int, rows: int, inputs: int, from_mode: bool) -> problems.BenchProblem:
     """A regression whose function a network of few units does not have exactly."""
     rng = np.random.default_rng(seed)
     x, w = rng.uniform(-2, 2, size=(rows, inputs)), rng.normal(size=(inputs, 3))
     y = np.sin(1.2 * x @ w[:, 0]) + 0.5 * np.tanh(2 * x @ w[:, 1]) * (x @ w[:, 2]) + 0.3 * rng.normal(size=rows)
-    model = quell.from_numpyro(regression, jnp.asarray(x), jnp.asarray(y), units=units)
-    task = Task(model, jnp.zeros(model.dim))
-    return task._replace(start=mode_of(task)) if from_mode else task
+    function = functools.partial(models.network, units=units)
+    bench = problems.from_numpyro(str(seed), function, (jnp.asarray(x), jnp.asarray(y)), full_rank=True)
+    return dataclasses.replace(bench, start=problems.mode_of(bench)) if from_mode else bench
 
 
-def mode_of(task: Task, *, steps: int = 2000) -> Float[Array, "latent"]:
-    """A mode of the density, found from one random point."""
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.05, steps))
-
-    def step(carry: Any, _: None) -> tuple[Any, None]:
-        z, state = carry
-        updates, state = optimizer.update(jax.grad(lambda at: -task.log_joint(at))(z), state)
-        return (optax.apply_updates(z, updates), state), None
-
-    z = 0.5 * jax.random.normal(jax.random.key(0), task.start.shape)
-    (z, _), _ = jax.jit(lambda begin: jax.lax.scan(step, begin, None, length=steps))((z, optimizer.init(z)))
-    return z
-
-
-def run(task: Task, settings: list[Setting], seeds: int, steps: int) -> Float[Array, "setting seed"]:
+def run(bench: problems.BenchProblem, settings: list[Setting], seeds: int, steps: int) -> Float[Array, "setting seed"]:
     """The ELBO that each seed of each setting ends with, on draws that all have in common."""
-    dim = task.model.dim
+    model, dim = bench.problem.model, bench.dim
     family = quell.FullRank(dim)
     geometry = geometry_of(family)
+
+    def log_joint(z: Float[Array, "latent"], power: Any = 1.0) -> Float[Array, ""]:
+        return power * jnp.sum(model.log_likelihood(z, model.data)) + model.prior.log_prob(z)
 
     def step(setting: Setting, key: Array, params: Any, count: Array) -> tuple[Any, None]:
         part, tril = count / steps, family.scale_tril(params)
         noise = jax.random.normal(jax.random.fold_in(key, count), (SAMPLES, dim))
         power = setting.power ** jnp.maximum(0.0, 1.0 - part / HOT)
-        white = jax.vmap(jax.grad(task.log_joint), (0, None))(params.loc + noise @ tril.T, power) @ tril + noise
+        white = jax.vmap(jax.grad(log_joint), (0, None))(params.loc + noise @ tril.T, power) @ tril + noise
         direction = WhitenedDirection(jnp.mean(white, axis=0), jnp.tril(white.T @ noise) / SAMPLES)
         slower = direction._replace(scale=setting.scale_rate * direction.scale)
         rate = 0.5 * setting.rate * (1.0 + jnp.cos(jnp.pi * part))
@@ -117,11 +80,11 @@ def run(task: Task, settings: list[Setting], seeds: int, steps: int) -> Float[Ar
         return geometry.move(params, direction, rate, setting.scale_rate), None
 
     def one(setting: Setting, key: Array) -> Float[Array, ""]:
-        start = family.init()._replace(loc=task.start, scale=jnp.log(START_SCALE) * jnp.eye(dim))
+        start = family.init()._replace(loc=bench.start, scale=jnp.log(START_SCALE) * jnp.eye(dim))
         end, _ = jax.lax.scan(functools.partial(step, setting, key), start, jnp.arange(steps))
         common = jax.random.normal(jax.random.key(99), (2000, dim))
         latents = end.loc + common @ family.scale_tril(end).T
-        return jnp.mean(jax.lax.map(task.log_joint, latents, batch_size=100)) + family.entropy(end)
+        return jnp.mean(jax.lax.map(log_joint, latents, batch_size=100)) + family.entropy(end)
 
     pairs = list(itertools.product(settings, jax.random.split(jax.random.key(5), seeds)))
     stacked = Setting(*(jnp.asarray(column) for column in zip(*(setting for setting, _ in pairs), strict=True)))
@@ -139,13 +102,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for name in ["network of the benchmark", *list(NETWORKS)[: options.networks]]:
-        if name in NETWORKS:
-            task = network(*NETWORKS[name])
-        else:
-            bench = make_problem("network")
-            task = Task(bench.problem.model, bench.start)
-        elbos = np.asarray(run(task, SETTINGS, options.seeds, options.steps))
-        print(f"{name}, {task.model.dim} coordinates", flush=True)
+        bench = network(*NETWORKS[name]) if name in NETWORKS else problems.make_problem("network")
+        elbos = np.asarray(run(bench, SETTINGS, options.seeds, options.steps))
+        print(f"{name}, {bench.dim} coordinates", flush=True)
         for setting, found in zip(SETTINGS, elbos, strict=True):
             low, middle, high = (round(float(q), 2) for q in np.quantile(found, (0.1, 0.5, 0.9)))
             near = float(np.mean(found > elbos.max() - 1.0))

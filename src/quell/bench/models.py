@@ -48,8 +48,8 @@ def hierarchical(group: Array, floor: Array, level: Array, *, num_data: int) -> 
         numpyro.sample("level", dist.Normal(intercept[group] + slope * floor, noise), obs=level)
 
 
-def network(inputs: Array, targets: Array, *, num_data: int) -> None:
-    """One hidden layer of seven units, standard normal weights, unknown noise."""
+def network(inputs: Array, targets: Array, *, num_data: int, units: int = HIDDEN) -> None:
+    """One hidden layer, standard normal weights, unknown noise."""
     import numpyro
     import numpyro.distributions as dist
 
@@ -57,7 +57,7 @@ def network(inputs: Array, targets: Array, *, num_data: int) -> None:
         return numpyro.sample(name, dist.Normal(0.0, 1.0).expand(shape).to_event(len(shape)))
 
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    hidden = jnp.tanh(inputs @ weights("first", inputs.shape[1], HIDDEN) + weights("shift", HIDDEN))
-    outputs = hidden @ weights("second", HIDDEN) + numpyro.sample("offset", dist.Normal(0.0, 1.0))
+    hidden = jnp.tanh(inputs @ weights("first", inputs.shape[1], units) + weights("shift", units))
+    outputs = hidden @ weights("second", units) + numpyro.sample("offset", dist.Normal(0.0, 1.0))
     with numpyro.plate("data", num_data, subsample_size=inputs.shape[0]):
         numpyro.sample("y", dist.Normal(outputs, noise), obs=targets)

@@ -129,25 +129,26 @@ def _hierarchical(name: str, data_dir: DataDir) -> BenchProblem:
     floor = (rng.random(919) < 0.2).astype(float)
     level = (1.5 + 0.4 * rng.normal(size=models.GROUPS))[group] - 0.7 * floor + 0.75 * rng.normal(size=919)
     rows = (jnp.asarray(group), jnp.asarray(floor), jnp.asarray(level))
-    return _from_numpyro(name, models.hierarchical, rows, full_rank=True)
+    return from_numpyro(name, models.hierarchical, rows, full_rank=True)
 
 
 def _network(name: str, data_dir: DataDir) -> BenchProblem:
     rng = np.random.default_rng(3)
     inputs = rng.uniform(-2, 2, size=(300, 2))
     targets = np.sin(1.5 * inputs[:, 0]) + 0.5 * inputs[:, 1] + 0.3 * rng.normal(size=300)
-    bench = _from_numpyro(name, models.network, (jnp.asarray(inputs), jnp.asarray(targets)), full_rank=True)
-    return dataclasses.replace(bench, start=_mode(bench), limit=20.0)
+    bench = from_numpyro(name, models.network, (jnp.asarray(inputs), jnp.asarray(targets)), full_rank=True)
+    return dataclasses.replace(bench, start=mode_of(bench), limit=20.0)
 
 
-def _from_numpyro(
+def from_numpyro(
     name: str, function: models.NumPyroFunction, rows: tuple[Array, ...], *, full_rank: bool
 ) -> BenchProblem:
+    """A problem from a NumPyro model with a plate `data`, started at zero."""
     model = adapters.from_numpyro(function, *rows, num_data=rows[0].shape[0], plate="data")
     return BenchProblem(name, _problem(model, full_rank), function, rows, 100, 8.0, jnp.zeros(model.dim))
 
 
-def _mode(bench: BenchProblem, *, steps: int = 2000) -> Float[Array, "latent"]:
+def mode_of(bench: BenchProblem, *, steps: int = 2000) -> Float[Array, "latent"]:
     """A mode of the density, found from one random point: a network has many, and all runs begin at the same one."""
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, steps))
     slope = jax.grad(lambda z: -bench.log_joint(z, bench.problem.model.data))
