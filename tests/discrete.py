@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quell.draw import Draw
-from quell.evaluation import Evaluation
+from quell.evaluation import Draw, Evaluation, Problem
 from quell.families import AbstractDiscreteFamily
-from quell.problem import Problem
 
 NUM_NODES = 44
 

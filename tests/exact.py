@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quell.draw import Draw
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Draw, Evaluation, Problem
+from quell.families.factored import FactoredGradient
 
 NUM_NODES = 26
 
@@ -47,9 +45,9 @@ def exact_draw(problem: Problem, size: int | None, *, replace: bool = False) -> 
     return Draw(jnp.asarray(noise), jnp.asarray(index)), jnp.asarray(weights)
 
 
-def expectation(parts: Parts, evaluation: Evaluation, mass: jax.Array) -> Any:
+def expectation(parts: FactoredGradient, evaluation: Evaluation, mass: jax.Array) -> Any:
     """The exact expectation of a sample taken at an exact draw, parameter-shaped."""
-    dense = evaluation.particles.dense(parts)
+    dense = evaluation.algebra.dense(parts)
     return jax.tree.map(lambda leaf: jnp.tensordot(mass, leaf, axes=1), dense)
 
 
@@ -57,5 +55,5 @@ def expected_value(function: Callable[[jax.Array], jax.Array], problem: Problem,
     """The expectation of a function of the latent under q, by quadrature through the default transport."""
     nodes, mass = gauss_hermite(problem.family.dim)
     transport = problem.family.transports[0]
-    latents = problem.family.particles(params, jnp.asarray(nodes)).latents(transport)
+    latents = problem.family.algebra(params, jnp.asarray(nodes)).latents(transport)
     return jnp.tensordot(jnp.asarray(mass), jax.vmap(function)(latents), axes=1)

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import quell
-from quell.fitting.checkpoint_file import read_contents
+from quell.fit.checkpoint_file import read_contents
 
 EVERY = 5
 

@@ -3,10 +3,10 @@
 
 import numpy as np
 
-from quell.paper.figure1 import Figure1
-from quell.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
-from quell.paper.sweep import COLUMNS, FACTORS, LEARNING_RATES, Sweep
-from quell.paper.table1 import Cell
+from experiments.paper.figure1 import Figure1
+from experiments.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
+from experiments.paper.sweep import COLUMNS, FACTORS, LEARNING_RATES, Sweep
+from experiments.paper.table1 import Cell
 
 NAMES = ("ionosphere", "ionosphere-full", "australian", "sonar")
 QUALITY = {"none": 0.0, "S4": 1.0, "c5": 2.0, "S5": 3.0, "S6": 3.5, "c7": 4.0, "S7": 5.0}

@@ -15,9 +15,9 @@ import pytest
 from jax.sharding import Mesh
 
 import quell
-from quell import devices
+from quell.core import devices
 from quell.data.access import take_rows
-from quell.fitting import rough
+from quell.fit import warm_start as rough
 from quell.models.row_sum import sum_over_rows
 
 LONG = 100

@@ -15,15 +15,16 @@ import quell
 from exact import exact_draw, expectation
 from quell.combine.select import Costs, options, subset_sq_norm
 from quell.evaluation import Evaluation
-from quell.fitting import automatic, driver, optimizer
-from quell.fitting.automatic import EXACT as EXACT_BASE
-from quell.fitting.automatic import SETTLED, Tuner, second_order_gradient
-from quell.fitting.loop import take_step
-from quell.fitting.plan import FitOptions
-from quell.fitting.scout import Scout
+from quell.fit import automatic, driver, optimizer
+from quell.fit.automatic import EXACT as EXACT_BASE
+from quell.fit.automatic import SETTLED, Tuner, second_order_gradient
+from quell.fit.loop import take_step
+from quell.fit.natural_gradient import geometry_of
+from quell.fit.natural_length import natural_sq_norm
+from quell.fit.plan import FitOptions
+from quell.fit.scout import Scout
+from quell.gradient import candidate_variates
 from quell.models.linear import LinearData
-from quell.natural import geometry_of, natural_sq_norm
-from quell.variates import candidate_variates
 from tolerances import EXACT, EXPECTATION
 
 
@@ -427,7 +428,7 @@ def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):
     result = quell.fit(problem.model, problem.family, steps=60, key=jax.random.key(0))
     assert result.choice.base == "second order"
     assert result.gradient.sampler.num_replicates == 1
-    assert isinstance(result.gradient.base.data, quell.Price)
+    assert isinstance(result.gradient.base.data, quell.BonnetPrice)
     assert isinstance(result.gradient.base.prior, quell.ClosedForm), "the prior is a normal"
     draw, mass = exact_draw(problem, None)
     evaluation = Evaluation(problem, problem.family.init(dtype=jnp.float64), draw)

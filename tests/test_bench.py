@@ -21,27 +21,28 @@ from typer.testing import CliRunner
 
 import quell
 import tolerances
-from quell.bench import clock, models, problems, trial
-from quell.bench.adam_runner import Hyper, falling
-from quell.bench.fit_runner import START_SCALE, FitRunner
-from quell.bench.fixed import base_options, fixed_options
-from quell.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
-from quell.bench.judge import elbo_of, seconds_of
-from quell.bench.methods import own_methods
-from quell.bench.optimum import best_gaussian
-from quell.bench.peers import load_peer, peer_names
-from quell.bench.piece import Outcome
-from quell.bench.race import Entry, entries_of
-from quell.bench.reference import Reference
-from quell.bench.report import Report
-from quell.bench.runner import AbstractRunner, Axis
-from quell.bench.search import search
-from quell.bench.trial import Trials, median
+from experiments.bench import clock, models, problems, trial
+from experiments.bench.adam_runner import Hyper, falling
+from experiments.bench.command import sooner_lines
+from experiments.bench.fit_runner import START_SCALE, FitRunner
+from experiments.bench.fixed import base_options, fixed_options
+from experiments.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
+from experiments.bench.judge import elbo_of, seconds_of
+from experiments.bench.methods import own_methods
+from experiments.bench.optimum import best_gaussian
+from experiments.bench.peers import load_peer, peer_names
+from experiments.bench.piece import Outcome
+from experiments.bench.race import Entry, entries_of
+from experiments.bench.reference import Reference
+from experiments.bench.report import Report
+from experiments.bench.runner import AbstractRunner, Axis
+from experiments.bench.search import search
+from experiments.bench.trial import Trials, median
 from quell.cli.app import app
-from quell.cli.bench import sooner_lines
-from quell.fitting import automatic, plan, rough
-from quell.fitting.optimizer import LEARNING_STEPS
-from quell.fitting.plan import FitOptions
+from quell.fit import automatic, plan
+from quell.fit import warm_start as rough
+from quell.fit.optimizer import LEARNING_STEPS
+from quell.fit.plan import FitOptions
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")
 
@@ -483,8 +484,8 @@ def test_the_report_compares_with_the_fastest_peer_and_takes_the_best_elbo_seen(
 
 PEER = """
 import jax.numpy as jnp
-from quell.bench.gaussian import Gaussian
-from quell.bench.runner import AbstractRunner, Method
+from experiments.bench.gaussian import Gaussian
+from experiments.bench.runner import AbstractRunner, Method
 
 
 class Guess(AbstractRunner):
@@ -577,7 +578,7 @@ def test_without_a_folder_of_peers_one_line_says_so(tmp_path, monkeypatch):
         assert plan.peers == []
         raise SystemExit(3)
 
-    monkeypatch.setattr("quell.cli.bench._Plan.run", stop)
+    monkeypatch.setattr("experiments.bench.command._Plan.run", stop)
     result = CliRunner().invoke(app, ["bench", "--peers-dir", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
     assert result.exit_code == 3
     assert "No peers: there are no files of peers in" in result.stderr

@@ -34,7 +34,7 @@ def params_of(family):
 
 def rows_of(gradient, evaluation, state):
     """Base gradient and variates of the ELBO a datum: for each leaf `[sample, replicate, parameter]`."""
-    dense = [evaluation.particles.dense(s) for s in gradient.samples(evaluation, state)]
+    dense = [evaluation.algebra.dense(s) for s in gradient.samples(evaluation, state)]
     leaves = zip(*(jax.tree.leaves(tree) for tree in dense), strict=True)
     return [np.stack([np.reshape(one, (one.shape[0], -1)) for one in leaf]) / N for leaf in leaves]
 
@@ -85,7 +85,7 @@ def test_the_leaves_add_up(key):
     gradient = quell.Gradient(problem, quell.paper.variates("S7"), sampler=sampler)
     draw = sampler.draw(key, problem.family, N, jnp.float64)
     evaluation = Evaluation(problem, params, draw)
-    samples, at = gradient.samples(evaluation, gradient.init(params)), evaluation.particles
+    samples, at = gradient.samples(evaluation, gradient.init(params)), evaluation.algebra
     np.testing.assert_allclose(at.leaf_grams(samples).sum(axis=0), at.gram(samples), **EXACT)
     np.testing.assert_allclose(at.mean_leaf_grams(samples).sum(axis=0), at.mean_gram(samples), **EXACT)
 

@@ -17,14 +17,15 @@ import pytest
 
 import quell
 from quell import CheckpointError, ControlVariate, Status
-from quell.fitting import Choice, automatic, checkpoint_file, driver, loop, reached
-from quell.fitting import checkpoint as checkpoint_module
-from quell.fitting.automatic import Tuner
-from quell.fitting.fingerprint import named, plain_array
-from quell.fitting.plan import FitOptions
-from quell.fitting.reached import Reached, load_reached, save_reached
-from quell.fitting.scout import Scout
-from quell.history import History
+from quell.fit import Choice, automatic, checkpoint_file, driver, loop
+from quell.fit import checkpoint as checkpoint_module
+from quell.fit import snapshot as reached
+from quell.fit.automatic import Tuner
+from quell.fit.fingerprint import named, plain_array
+from quell.fit.history import History
+from quell.fit.plan import FitOptions
+from quell.fit.scout import Scout
+from quell.fit.snapshot import Snapshot, load_snapshot, save_snapshot
 from quell.terms import elbo
 
 FEATURES, TARGETS = np.array([[1.0, 0.5], [1.0, -1.0], [1.0, 2.0]]), [0.3, -0.6, 1.4]
@@ -125,13 +126,13 @@ def test_twenty_kills_leave_whole_checkpoints_and_the_same_fit():
 
 def test_checkpoints_are_written_on_a_grid_of_steps(key, path, monkeypatch):
     steps = []
-    write = checkpoint_module.save_reached
+    write = checkpoint_module.save_snapshot
 
     def seen(to, reached, *rest):
         steps.append(int(reached.state.step))
         write(to, reached, *rest)
 
-    monkeypatch.setattr(checkpoint_module, "save_reached", seen)
+    monkeypatch.setattr(checkpoint_module, "save_snapshot", seen)
     _fit(key, quell.Checkpoint(path, every_steps=40))
     assert steps == [0, 40, 80, 90]
 
@@ -145,7 +146,7 @@ def test_checkpoints_are_written_by_the_clock(key, path, monkeypatch):
 
     monkeypatch.setattr(checkpoint_module, "time", type("Clock", (), {"monotonic": staticmethod(monotonic)}))
     monkeypatch.setattr(
-        checkpoint_module, "save_reached", lambda to, reached, *_: steps.append(int(reached.state.step))
+        checkpoint_module, "save_snapshot", lambda to, reached, *_: steps.append(int(reached.state.step))
     )
     monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
     _fit(key, quell.Checkpoint(path, every_minutes=1.5))
@@ -298,9 +299,9 @@ def test_save_and_load_is_identity(family, optimizer, key, path):
         rows = [rng.normal(size=num) for _ in range(3)]
         weights = rng.normal(size=(num, num_variates))
         pieces.append(History(*rows, weights, weights > 0, rows[0] > 0))
-    before = Reached(state, (tuple(pieces),), 1.5)
-    save_reached(path, before, plan.fingerprint())
-    after = load_reached(path, plan.start, plan.fingerprint())
+    before = Snapshot(state, (tuple(pieces),), 1.5)
+    save_snapshot(path, before, plan.fingerprint())
+    after = load_snapshot(path, plan.start, plan.fingerprint())
     assert jax.tree.structure(after.state) == jax.tree.structure(state)
     for one, two in zip(jax.tree.leaves(after.state), jax.tree.leaves(state), strict=True):
         assert jax.typeof(one) == jax.typeof(two)
@@ -459,7 +460,7 @@ def test_a_path_that_cannot_be_written_is_seen_at_once(key, tmp_path, monkeypatc
 
 
 def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
-    write, calls = checkpoint_module.save_reached, []
+    write, calls = checkpoint_module.save_snapshot, []
 
     def full(*args):
         calls.append(args)
@@ -467,7 +468,7 @@ def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(*args)
 
-    monkeypatch.setattr(checkpoint_module, "save_reached", full)
+    monkeypatch.setattr(checkpoint_module, "save_snapshot", full)
     with pytest.warns(UserWarning, match=r"could not be written \(No space left on device\)\. The fit goes on"):
         result = _fit(key, quell.Checkpoint(path, every_steps=40))
     assert result.status is Status.COMPLETED
@@ -501,6 +502,6 @@ def test_writing_is_cheap(key, path):
     rows = [rng.normal(size=num) for _ in range(3)]
     history = History(*rows, rng.normal(size=(num, 7)), np.zeros((num, 7), bool), np.zeros(num, bool))
     began = time.perf_counter()
-    save_reached(path, Reached(plan.start, ((history,),), 0.0), {})
+    save_snapshot(path, Snapshot(plan.start, ((history,),), 0.0), {})
     assert time.perf_counter() - began < 5.0, "about 0.1 s on an idle machine"
     assert 8e6 < path.stat().st_size < 10e6

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 import quell
 import tolerances
+from experiments.paper import protocol
 from quell.cli.app import app
-from quell.paper import datasets, protocol
+from quell.paper import datasets
 
 SCHEMA = {
     "dataset": str,
@@ -34,7 +35,7 @@ OPTIONAL = ("arviz", "matplotlib", "numpyro", "rich", "sklearn", "typer")
 
 
 def _run(*words):
-    return CliRunner().invoke(app, ["reproduce", "table1", *(str(word) for word in words)])
+    return CliRunner().invoke(app, ["table1", *(str(word) for word in words)])
 
 
 def _no_download():
@@ -133,7 +134,7 @@ BAD = {
 
 @pytest.mark.parametrize("words", BAD)
 def test_bad_options_are_refused_before_anything_is_run(words, tmp_path, monkeypatch):
-    monkeypatch.setattr("quell.cli.table1.run_all", pytest.fail)
+    monkeypatch.setattr("experiments.paper.command_table1.run_all", pytest.fail)
     result = _run(*words.split(), "--out", tmp_path / "out")
     assert result.exit_code == 2
     printed = " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())

@@ -19,7 +19,7 @@ from quell.cli.app import app
 from quell.cli.data_file import read_data
 from quell.cli.fit_settings import FitSettings
 from quell.cli.model_file import load_model
-from quell.fitting import driver, loop
+from quell.fit import driver, loop
 
 MODELS = """
 import jax.numpy as jnp

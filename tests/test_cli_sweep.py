@@ -15,7 +15,7 @@ from model_files import write_files
 from quell.cli import sweep as command
 from quell.cli.app import app
 from quell.cli.fit_settings import FitSettings
-from quell.fitting.driver import run_plan
+from quell.fit.driver import run_plan
 
 MODELS = """
 import jax.numpy as jnp

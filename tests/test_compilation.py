@@ -3,7 +3,7 @@
 
 import pytest
 
-from quell.compilation import quick_options
+from quell.core.compilation import quick_options
 
 LEVEL = "xla_backend_optimization_level"
 
@@ -17,5 +17,5 @@ def test_what_the_user_has_set_is_left_as_it_is(flags, found, monkeypatch):
 
 def test_an_option_that_the_compiler_does_not_know_is_left_out(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr("quell.compilation._is_known", lambda name, value: name != LEVEL)
+    monkeypatch.setattr("quell.core.compilation._is_known", lambda name, value: name != LEVEL)
     assert LEVEL not in quick_options.__wrapped__("cpu")

@@ -146,7 +146,7 @@ def quadratic(problem):
 def samples(evaluation, terms, estimators=ESTIMATORS):
     """One gradient a replicate, of every term with every estimator that does not refuse it."""
     return {
-        (name, estimator.name): evaluation.particles.dense(estimator.estimate(evaluation, term))
+        (name, estimator.name): evaluation.algebra.dense(estimator.estimate(evaluation, term))
         for (name, term), estimator in itertools.product(terms.items(), estimators)
         if estimator.refuses(evaluation.problem, term) is None
     }
@@ -304,7 +304,7 @@ def test_jit_equals_eager():
     eager = samples(at, {"data": quell.Data()}, [quell.Reparameterization()])
     all_close(eager, {key: found("low-rank").likely[key] for key in eager}, EXACT)
     draw, rows = likely_draw("gamma")
-    latents = Gamma(2).particles(case("gamma").params, draw.noise).latents("implicit")
+    latents = Gamma(2).algebra(case("gamma").params, draw.noise).latents("implicit")
     np.testing.assert_allclose(latents, found("gamma").latents[rows], **EXACT)
 
 

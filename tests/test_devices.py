@@ -19,11 +19,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 import quell
-from quell import devices, processes
 from quell.cli.cluster import join
 from quell.cli.data_file import read_data, read_parts
-from quell.fitting.checkpoint_file import read_contents
-from quell.fitting.fingerprint import rows_digest
+from quell.core import devices, processes
+from quell.fit.checkpoint_file import read_contents
+from quell.fit.fingerprint import rows_digest
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 200
@@ -151,7 +151,7 @@ def wait_until(look, *, changes, seconds=120):
 
 LAST_WORDS = """
 import os, sys
-from quell import processes
+from quell.core import processes
 with processes.last_words("Go on.", several=True):
     os.abort() if sys.argv[1] == "dies" else None
 """

@@ -50,7 +50,7 @@ def exact_covariances(point):
     gradient, params, state = point
     draw, mass = exact_draw(gradient.problem, SAMPLER.batch_size)
     evaluation = Evaluation(gradient.problem, params, draw)
-    dense = [evaluation.particles.dense(sample) for sample in gradient.samples(evaluation, state)]
+    dense = [evaluation.algebra.dense(sample) for sample in gradient.samples(evaluation, state)]
     found = []
     for name in ("loc", "scale"):
         rows = np.stack([np.asarray(getattr(tree, name)).reshape(len(mass), -1) for tree in dense])

@@ -13,7 +13,7 @@ import pytest
 import quell
 from discrete import enumerated, evaluation_at, relaxed_nodes, uniform_grid
 from exact import expectation
-from quell import zoo
+from quell import literature as zoo
 from quell.evaluation import Evaluation
 from quell.terms import elbo, joint
 from tolerances import EXACT, EXPECTATION, NODES_IN_THREE
@@ -74,7 +74,7 @@ def test_density_moments_and_entropy(name):
 def test_the_relaxation_given_the_sample_leads_back_to_the_sample(name, key):
     family, params = FAMILIES[name], PARAMS[name]
     noise = family.noise(key, 200, jnp.float64)
-    samples, given = (family.particles(params, noise).latents(how) for how in ("sample", "concrete(0.01)|sample"))
+    samples, given = (family.algebra(params, noise).latents(how) for how in ("sample", "concrete(0.01)|sample"))
     assert len(np.unique(samples, axis=0)) == len(family.support())
     np.testing.assert_array_equal(jnp.round(given), samples)
 
@@ -84,10 +84,10 @@ def test_the_hidden_variable_is_a_mixture_of_its_parts(name):
     """The hidden variable has the same expectations whether it is drawn at once or given its sample."""
     family, params = FAMILIES[name], PARAMS[name]
     noise, mass = enumerated(family, params, num=NODES[family.dim])
-    particles = family.particles(params, noise)
+    particles = family.algebra(params, noise)
     given = particles.latents("concrete(0.5)|sample")
     grid, weights = uniform_grid(family.dim, NODES[family.dim])
-    at_once = family.particles(params, jnp.concatenate([grid, grid], axis=1)).latents("concrete(0.5)")
+    at_once = family.algebra(params, jnp.concatenate([grid, grid], axis=1)).latents("concrete(0.5)")
     for function in (lambda z: z[:, 0], lambda z: z[:, 0] * z[:, 1], lambda z: jnp.cos(z).sum(1)):
         np.testing.assert_allclose(mass @ function(given), weights @ function(at_once), **CLOSE[family.dim])
 
@@ -170,10 +170,10 @@ def test_estimators_of_relaxed_terms_agree(name, how):
 def test_a_relaxation_stays_finite_where_uniform_numbers_round_to_one():
     family, params = quell.Bernoulli(2), quell.Logits(jnp.zeros(2, jnp.float32))
     noise = jnp.array([[0.6, 0.4, 1 - 2.0**-24, 2.0**-24]], jnp.float32)
-    particles = family.particles(params, noise)
+    particles = family.algebra(params, noise)
     given = quell.families.relaxed_name(0.5, given_sample=True)
     assert np.isfinite(particles.latents(given)).all()
-    path = quell.parts.Parts(paths={given: jnp.ones((1, 2), jnp.float32)})
+    path = quell.parts.FactoredGradient(paths={given: jnp.ones((1, 2), jnp.float32)})
     assert np.isfinite(particles.dense(path).logits).all()
 
 
@@ -186,7 +186,7 @@ def test_a_sum_within_a_sum_is_approximated_part_by_part():
         for t in (elbo(), nested)
     )
     assert deep.refuses(problem) is None
-    dense = [evaluation.particles.dense(variate.sample(evaluation, None)) for variate in (flat, deep)]
+    dense = [evaluation.algebra.dense(variate.sample(evaluation, None)) for variate in (flat, deep)]
     all_close(*dense, EXACT)
 
 
@@ -222,7 +222,7 @@ def test_leave_one_out_has_mean_zero():
     total = 0.0
     for (one, p), (two, q) in itertools.product(zip(noise, mass, strict=True), repeat=2):
         evaluation = Evaluation(problem, params, quell.Draw(jnp.stack([one, two]), None))
-        total = total + p * q * evaluation.particles.pullback(variate.sample(evaluation, None)).logits
+        total = total + p * q * evaluation.algebra.pullback(variate.sample(evaluation, None)).logits
     np.testing.assert_allclose(total, 0.0, atol=1e-12)
 
 

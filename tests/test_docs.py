@@ -14,7 +14,7 @@ from mkdocs.exceptions import PluginError
 from numpyro import infer
 
 import quell
-from quell.adapters import family_ensemble
+from quell.adapters.numpyro import family_ensemble
 from quell.diagnostics import report
 
 
@@ -140,7 +140,7 @@ def test_lazily_imported_names_are_public_too():
         "quell": ["from_numpyro"],
         "quell.adapters": sorted(quell.adapters.__all__),
     }
-    assert _definition("quell.from_numpyro") == "quell.adapters.numpyro_model.from_numpyro"
+    assert _definition("quell.from_numpyro") == "quell.adapters.numpyro.model.from_numpyro"
 
 
 def test_every_subpackage_has_an_api_page():

@@ -12,7 +12,8 @@ import pytest
 import scipy.stats
 
 import tolerances
-from quell import FullRank, MeanField, Sampler, draw
+from quell import FullRank, MeanField, Sampler
+from quell.evaluation import draw
 
 FAMILY = MeanField(3)
 
@@ -96,7 +97,7 @@ def test_small_subsets_are_exactly_uniform(num_data, size, monkeypatch, key):
     def every_outcome(keys, limit, largest):
         return jnp.array(list(itertools.product(*(range(int(top)) for top in limit))))
 
-    monkeypatch.setattr("quell.draw._integers", every_outcome)
+    monkeypatch.setattr("quell.evaluation.draw._integers", every_outcome)
     _check_subsets(Sampler(math.perm(num_data, size), size), key, num_data, size)
 
 
@@ -126,7 +127,7 @@ def test_large_subsets_are_exactly_uniform(num_data, size, monkeypatch, key):
     """The sort of all orders that its random numbers can have."""
     orders = jnp.array(list(itertools.permutations(range(num_data))), float)
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape: orders)
-    monkeypatch.setattr("quell.draw.FLOYD_LIMIT", 0)
+    monkeypatch.setattr("quell.evaluation.draw.FLOYD_LIMIT", 0)
     _check_subsets(Sampler(len(orders), size), key, num_data, size)
 
 

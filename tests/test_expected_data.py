@@ -63,13 +63,13 @@ def test_it_is_the_gradient_of_the_expectation(model, family):
     evaluation = evaluate(MODELS[model], family)
     found = quell.ClosedForm().estimate(evaluation, quell.Data())
     truth = jax.grad(lambda w: expected_sum(MODELS[model], FAMILIES[family][0], w, range(5)))(evaluation.params)
-    all_close(evaluation.particles.pullback(found), truth, EXPECTATION)
+    all_close(evaluation.algebra.pullback(found), truth, EXPECTATION)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_with_closed_forms_throughout_the_gradient_is_that_of_the_exact_elbo_to_rounding(family):
     evaluation = evaluate(MODELS["logistic"], family)
-    found = evaluation.particles.pullback(ALL.sample(evaluation))
+    found = evaluation.algebra.pullback(ALL.sample(evaluation))
     all_close(found, jax.grad(lambda w: quell.exact_elbo(evaluation.problem, w))(evaluation.params), EXACT)
 
 
@@ -88,7 +88,7 @@ def test_on_a_minibatch_it_is_exact_for_that_minibatch(family, shared):
     model, index = MODELS["logistic"], jnp.array([[0, 3], [4, 1]])
     draw = quell.Draw(jnp.ones((2, 2)), index[0] if shared else index)
     evaluation = evaluate(model, family, draw)
-    found = evaluation.particles.dense(quell.ClosedForm().estimate(evaluation, quell.Data()))
+    found = evaluation.algebra.dense(quell.ClosedForm().estimate(evaluation, quell.Data()))
     for replicate, rows in enumerate([index[0], index[0]] if shared else index):
         total = jax.grad(lambda w, rows=rows: 2.5 * expected_sum(model, evaluation.problem.family, w, rows))
         one = jax.tree.map(lambda leaf, r=replicate: leaf[r], found)
@@ -106,7 +106,7 @@ def test_a_variate_with_it_has_mean_zero_and_removes_what_it_promises(right):
     all_close(mean, jax.tree.map(jnp.zeros_like, mean), EXPECTATION)
     rest = quell.Reparameterization().estimate(evaluation, quell.Data()) - sample
     spread = expectation(rest, evaluation, mass)
-    dense = evaluation.particles.dense(rest)
+    dense = evaluation.algebra.dense(rest)
     variance = sum(mass @ jnp.sum((a - b) ** 2, axis=range(1, a.ndim)) for a, b in zip(dense, spread, strict=True))
     assert (variance < 1e-20) == right.full_data, "on all data nothing is left, on the minibatch its own noise is"
 
@@ -118,7 +118,7 @@ def test_a_few_rows_at_a_time_give_the_same(family, at_once, monkeypatch):
 
     def gradient():
         found = quell.ClosedForm(full_data=True).estimate(evaluation, quell.Data())
-        return evaluation.particles.pullback(found)
+        return evaluation.algebra.pullback(found)
 
     whole, elbo = gradient(), quell.exact_elbo(evaluation.problem, evaluation.params)
     monkeypatch.setattr(closed_form, "ROWS_AT_ONCE", at_once)
@@ -157,7 +157,7 @@ def test_many_rows_are_never_all_at_their_nodes():
     def gradient(data, params):
         here = eqx.tree_at(lambda p: p.model.data, problem, data)
         evaluation = Evaluation(here, params, quell.Draw(jnp.zeros((1, 40)), None))
-        return evaluation.particles.pullback(ALL.sample(evaluation))
+        return evaluation.algebra.pullback(ALL.sample(evaluation))
 
     compiled = jax.jit(gradient).lower(problem.model.data, problem.family.init(dtype=jnp.float64)).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 0.5 * num * 40 * 8
@@ -182,10 +182,10 @@ def test_the_expected_expansion_is_the_closest_quadratic_in_mean_square(family):
 
 def test_single_precision_is_near_double():
     evaluation = evaluate(MODELS["logistic"], "full-rank")
-    double = evaluation.particles.pullback(ALL.sample(evaluation))
+    double = evaluation.algebra.pullback(ALL.sample(evaluation))
     problem, params = quell.Problem(single(MODELS["logistic"]), evaluation.problem.family), single(evaluation.params)
     other = Evaluation(problem, params, quell.Draw(jnp.zeros((1, 2), "float32"), None))
-    found = other.particles.pullback(ALL.sample(other))
+    found = other.algebra.pullback(ALL.sample(other))
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
     all_close(found, double, SINGLE)
 
@@ -193,7 +193,7 @@ def test_single_precision_is_near_double():
 def test_a_row_of_zeros_is_no_trouble():
     model = quell.logistic_regression(np.array([[0.0, 0.0], [1.0, 2.0]]), [1, 0])
     evaluation = evaluate(model, "full-rank")
-    found = evaluation.particles.pullback(quell.ClosedForm().estimate(evaluation, quell.Data()))
+    found = evaluation.algebra.pullback(quell.ClosedForm().estimate(evaluation, quell.Data()))
     truth = jax.grad(lambda w: expected_sum(model, evaluation.problem.family, w, [1]))(evaluation.params)
     all_close(found, truth, EXPECTATION)
     exact = jax.grad(lambda w: quell.exact_elbo(evaluation.problem, w))(evaluation.params)

@@ -12,11 +12,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from experiments.paper.experiment import AbstractExperiment, Store, longest_first, run_experiments
+from experiments.paper.figure1 import Figure1Experiment
+from experiments.paper.figure4 import PanelExperiment, artificial_dataset
+from experiments.paper.sweep import SweepExperiment
 from quell.paper.datasets import Dataset
-from quell.paper.experiment import AbstractExperiment, Store, longest_first, run_experiments
-from quell.paper.figure1 import Figure1Experiment
-from quell.paper.figure4 import PanelExperiment, artificial_dataset
-from quell.paper.sweep import SweepExperiment
 
 RAN: list[str] = []
 
@@ -123,7 +123,7 @@ def test_an_interrupt_ends_all_workers_at_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "import signal, time\n"
-        "from quell.paper.workers import run_jobs\n"
+        "from experiments.paper.workers import run_jobs\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
         "    for number, _ in run_jobs(time.sleep, [0.0, 300.0, 300.0], num_workers=2):\n"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiments.paper.figure4 import PanelExperiment, artificial_dataset
+from experiments.paper.sweep import FACTORS, SweepExperiment
 from quell.cli.app import app
 from quell.paper import load
-from quell.paper.figure4 import PanelExperiment, artificial_dataset
-from quell.paper.sweep import FACTORS, SweepExperiment
 
 pytestmark = pytest.mark.release
 

@@ -11,7 +11,7 @@ import quell
 import tolerances
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
-from quell.fitting import driver, loop
+from quell.fit import driver, loop
 from quell.terms import AbstractTerm
 
 RNG = np.random.default_rng(3)

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import quell
+from quell.evaluation import exact_elbo
 from quell.models.linear import LinearData
-from quell.problem import exact_elbo
 from tolerances import EXACT, RUNS
 
 NUM, DIM = 2500, 3
@@ -179,7 +179,7 @@ def test_what_a_result_tells(arrays, rows):
 
 
 def test_all_rows_at_once_are_refused_with_a_way_out(rows):
-    base = quell.BaseGradient(quell.Price(full_data=True), quell.ClosedForm(), quell.ClosedForm())
+    base = quell.BaseGradient(quell.BonnetPrice(full_data=True), quell.ClosedForm(), quell.ClosedForm())
     with pytest.raises(ValueError, match=r"asked for all data at once.*Sampler"):
         quell.fit(function(rows), quell.FullRank(DIM), variates=(), base=base, steps=2, key=jax.random.key(0))
 

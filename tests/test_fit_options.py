@@ -12,7 +12,7 @@ import pytest
 import quell
 import tolerances
 from quell import Status
-from quell.fitting import driver
+from quell.fit import driver
 
 MODEL = quell.gaussian_regression([[1.0, 0.5], [1.0, -1.0], [1.0, 2.0]], [0.3, -0.6, 1.4], noise=0.5)
 FAMILY = quell.MeanField(2)

@@ -10,13 +10,14 @@ import pytest
 
 import quell
 from quell.combine.select import Option
-from quell.fitting import automatic, driver, plan, rough
-from quell.fitting.automatic import EXACT as EXACT_BASE
-from quell.fitting.choice import Way
-from quell.fitting.loop import take_step
-from quell.fitting.optimizer import LEARNING_STEPS, default_optimizer
-from quell.fitting.plan import FitOptions
-from quell.fitting.rough import KEY_NUMBER, RoughStart, walk, walk_one
+from quell.fit import automatic, driver, plan
+from quell.fit import warm_start as rough
+from quell.fit.automatic import EXACT as EXACT_BASE
+from quell.fit.choice import Way
+from quell.fit.loop import take_step
+from quell.fit.optimizer import LEARNING_STEPS, default_optimizer
+from quell.fit.plan import FitOptions
+from quell.fit.warm_start import KEY_NUMBER, WarmStart, walk, walk_one
 from tolerances import EXACT, RUNS
 
 DIM = 3
@@ -57,7 +58,7 @@ def many(monkeypatch):
 def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
     def num_rows(num_data, dim):
         model = quell.logistic_regression(np.ones((num_data, dim)), np.ones(num_data))
-        start = RoughStart.of(quell.Problem(model, quell.MeanField(dim)))
+        start = WarmStart.of(quell.Problem(model, quell.MeanField(dim)))
         return None if start is None else start.num_rows
 
     assert num_rows(6400, 3) == 200
@@ -72,7 +73,7 @@ def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_the_rough_gradient_is_exact_for_its_rows(many, family):
     model = logistic()
-    start = RoughStart.of(quell.Problem(model, family))
+    start = WarmStart.of(quell.Problem(model, family))
     gradient = start.gradient(exact_algorithm(model, family).gradient)
     key, params = jax.random.key(7), isotropic(family, 0.3, 0.5)
     rows = gradient.sampler.draw(key, family, NUM, float).index
@@ -110,7 +111,7 @@ def test_parameters_that_are_good_already_stay(many):
     model, family = logistic(), quell.FullRank(DIM)
     best = quell.fit(model, family, key=jax.random.key(0)).params
     algorithm = exact_algorithm(model, family)
-    start = RoughStart.of(algorithm.gradient.problem)
+    start = WarmStart.of(algorithm.gradient.problem)
     for one, other in zip(walk_one(start, algorithm, jax.random.key(1), best), best, strict=True):
         np.testing.assert_array_equal(one, other)
     far = isotropic(family, 1.0, 0.1)
@@ -127,7 +128,7 @@ def test_a_walk_that_leaves_the_finite_numbers_ends_before(many, mean):
     family = quell.FullRank(DIM)
     gradient, start = exact_algorithm(poisson(), family).gradient, isotropic(family, mean, 1.0)
     astray = quell.Algorithm(gradient, optax.scale(np.nan))  # at 2000 the gradient itself is not finite
-    reached = walk_one(RoughStart.of(gradient.problem), astray, jax.random.key(0), start)
+    reached = walk_one(WarmStart.of(gradient.problem), astray, jax.random.key(0), start)
     for one, other in zip(reached, start, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -135,7 +136,7 @@ def test_a_walk_that_leaves_the_finite_numbers_ends_before(many, mean):
 def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
     model, family = logistic(), quell.FullRank(DIM)
     algorithm = exact_algorithm(model, family)
-    start, key, far = RoughStart.of(algorithm.gradient.problem), jax.random.key(3), isotropic(family, 1.0, 0.1)
+    start, key, far = WarmStart.of(algorithm.gradient.problem), jax.random.key(3), isotropic(family, 1.0, 0.1)
     few = quell.Algorithm(start.gradient(algorithm.gradient), algorithm.optimizer)
     state, gain = few.init(far), np.inf
     while gain > DIM * 32:
@@ -278,7 +279,7 @@ def test_a_family_without_natural_gradients_does_not_walk(too_many_for_adam):
 def test_rows_of_a_walk_are_fewer_where_fits_are_many(many, monkeypatch):
     monkeypatch.setattr(rough, "MOST_NUMBERS", 800)
     problem = quell.Problem(logistic(), quell.MeanField(DIM))
-    assert [RoughStart.of(problem, num_fits=num).num_rows for num in (1, 2, 3)] == [200, 100, 66]
+    assert [WarmStart.of(problem, num_fits=num).num_rows for num in (1, 2, 3)] == [200, 100, 66]
 
 
 def test_a_fit_with_adam_that_walked_is_resumed_and_several_begin_as_one(too_many_for_adam, tmp_path):

@@ -21,7 +21,7 @@ N = catalogue.NUM_DATA
 def vectors(gradient, draw):
     """Base gradient and variates of the ELBO a datum, `[sample, replicate, parameter]`."""
     evaluation = Evaluation(PROBLEM, PARAMS, draw)
-    dense = [evaluation.particles.dense(s) for s in gradient.samples(evaluation, gradient.init(PARAMS))]
+    dense = [evaluation.algebra.dense(s) for s in gradient.samples(evaluation, gradient.init(PARAMS))]
     return np.stack([np.concatenate([d.loc, d.scale.reshape(len(d.loc), -1)], axis=1) for d in dense]) / N
 
 

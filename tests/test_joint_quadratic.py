@@ -58,7 +58,7 @@ def test_variates_have_mean_zero(name, size):
     def found(params):
         evaluation = Evaluation(problem, params, draw)
         samples = [variate.sample(evaluation, state) for variate in variates]
-        return [expectation(s, evaluation, mass) for s in samples], jnp.diagonal(evaluation.particles.gram(samples))
+        return [expectation(s, evaluation, mass) for s in samples], jnp.diagonal(evaluation.algebra.gram(samples))
 
     means, sizes = found(catalogue.some_params(problem.family))
     all_close(means, zeros(means), EXPECTATION)
@@ -157,7 +157,7 @@ def variance_left(problem, approximation, size, *, params=None):
         base = RP.estimate(evaluation, DATA)
         found = []
         for sample in (base, base - variate.sample(evaluation, state)):
-            dense, mean = evaluation.particles.dense(sample), expectation(sample, evaluation, mass)
+            dense, mean = evaluation.algebra.dense(sample), expectation(sample, evaluation, mass)
             parts = zip(dense, mean, strict=True)
             found.append(jnp.stack([mass @ jnp.sum((d - m) ** 2, axis=range(1, d.ndim)) for d, m in parts]))
         return found[1] / found[0]

@@ -91,7 +91,7 @@ def test_estimators_are_unbiased(name, batch):
 def test_named_variates_have_mean_zero(name, batch):
     problem = PROBLEMS[name]
     evaluation, mass = exact_evaluation(problem, batch)
-    named = [*quell.paper.VARIATES.values(), *quell.default_variates(problem), quell.zoo.ranganath()]
+    named = [*quell.paper.VARIATES.values(), *quell.default_variates(problem), quell.literature.ranganath()]
     valid = [variate for variate in named if variate.refuses(problem) is None]
     for variate in valid:
         mean = expectation(variate.sample(evaluation, variate.init(problem)), evaluation, mass)
@@ -156,7 +156,7 @@ def test_every_transport_has_the_distribution(name):
     params = catalogue.some_params(problem.family)
     nodes = exact_draw(problem, None)
     for transport in problem.family.transports:
-        latents = problem.family.particles(params, nodes[0].noise).latents(transport)
+        latents = problem.family.algebra(params, nodes[0].noise).latents(transport)
         mean = nodes[1] @ latents
         covariance = (latents.T * nodes[1]) @ latents - jnp.outer(mean, mean)
         np.testing.assert_allclose(mean, problem.family.mean(params), **EXPECTATION)
@@ -188,10 +188,10 @@ def test_factored_equals_dense(name, key):
     def both_ways(params):
         at = Evaluation(evaluation.problem, params, evaluation.draw)
         samples = some_samples(at)
-        dense = [at.particles.dense(sample) for sample in samples]
+        dense = [at.algebra.dense(sample) for sample in samples]
         means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), full) for full in dense]
-        pulled = [at.particles.pullback(sample) for sample in samples]
-        return (at.particles.gram(samples), pulled), (dense_gram(dense), means)
+        pulled = [at.algebra.pullback(sample) for sample in samples]
+        return (at.algebra.gram(samples), pulled), (dense_gram(dense), means)
 
     all_close(*both_ways(evaluation.params), EXACT)
 
@@ -201,8 +201,8 @@ def test_factored_equals_dense(name, key):
 def test_inner_products_of_averages(name, key):
     evaluation = sampled_evaluation(PROBLEMS[name], key, shared=True)
     samples = [quell.BaseGradient().sample(evaluation), *some_samples(evaluation)[:4]]
-    means = [jax.tree.map(lambda x: x.mean(axis=0)[None], evaluation.particles.dense(s)) for s in samples]
-    np.testing.assert_allclose(evaluation.particles.mean_gram(samples), dense_gram(means), **EXACT)
+    means = [jax.tree.map(lambda x: x.mean(axis=0)[None], evaluation.algebra.dense(s)) for s in samples]
+    np.testing.assert_allclose(evaluation.algebra.mean_gram(samples), dense_gram(means), **EXACT)
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_closed_form_of_minibatches_low_rank_and_dense_agree(rank, key):
     term = quell.TaylorInLatent().apply(quell.Data(), None)
     parts = quell.ClosedForm().estimate(evaluation, term)
     assert bool(parts.outers) == (rank == 1)
-    dense = evaluation.particles.dense(parts)
+    dense = evaluation.algebra.dense(parts)
     for r in range(2):
         rows = jax.tree.map(lambda x, r=r: x[draw.index[r]], model.data)
         quadratic = quell.Data().expand(evaluation, params.loc, Batch(rows, is_full=False))
@@ -266,7 +266,7 @@ def test_float32_is_near_float64(name, key):
     grams = []
     for evaluation in (double, at):
         samples = [v.sample(evaluation, v.init(evaluation.problem)) for v in variates]
-        grams.append(evaluation.particles.gram([quell.BaseGradient().sample(evaluation), *samples]))
+        grams.append(evaluation.algebra.gram([quell.BaseGradient().sample(evaluation), *samples]))
     assert grams[1].dtype == jnp.float32
     np.testing.assert_allclose(grams[1], grams[0], **SINGLE)
 
@@ -286,7 +286,7 @@ def test_exact_weights_never_increase_the_exact_variance(name):
     evaluation = Evaluation(problem, params, draw)
     vectors = jnp.stack(
         [
-            jnp.concatenate([leaf.reshape(len(mass), -1) for leaf in jax.tree.leaves(evaluation.particles.dense(s))], 1)
+            jnp.concatenate([leaf.reshape(len(mass), -1) for leaf in jax.tree.leaves(evaluation.algebra.dense(s))], 1)
             for s in gradient.samples(evaluation, state)
         ]
     )

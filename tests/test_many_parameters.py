@@ -114,8 +114,8 @@ def test_blocks_of_coordinates_add_up(family, name, key, monkeypatch):
     def step():
         evaluation = Evaluation(problem, params, sampler.draw(key, family, ROWS, float))
         samples = gradient.samples(evaluation, state)
-        means = [jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), evaluation.particles.dense(s)) for s in samples]
-        return gradient.inner_products(evaluation, samples), means, [evaluation.particles.pullback(s) for s in samples]
+        means = [jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), evaluation.algebra.dense(s)) for s in samples]
+        return gradient.inner_products(evaluation, samples), means, [evaluation.algebra.pullback(s) for s in samples]
 
     whole, means, pulled = jax.jit(step)()
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, **EXACT), means, pulled)
@@ -132,7 +132,7 @@ REFUSED = {
         logistic,
         quell.ControlVariate(quell.Data(), SAMPLE, quell.Reparameterization(full_data=True), quell.TaylorInData()),
     ),
-    "Hessian at latents": (counts, quell.ControlVariate(quell.Data(), SAMPLE, quell.Price())),
+    "Hessian at latents": (counts, quell.ControlVariate(quell.Data(), SAMPLE, quell.BonnetPrice())),
     "whole matrix, kept": (
         logistic,
         quell.ControlVariate(quell.Data(), SAMPLE, ALL, quell.AnchoredQuadratic(curvature="dense")),
@@ -156,7 +156,7 @@ def test_a_recipe_that_makes_a_square_matrix_is_refused_before_it_does(name):
 
 
 def test_a_base_gradient_that_makes_a_square_matrix_is_refused():
-    base = quell.BaseGradient(quell.Price(), CLOSED, CLOSED)
+    base = quell.BaseGradient(quell.BonnetPrice(), CLOSED, CLOSED)
     with pytest.raises(ValueError, match=r"the base gradient was given .* makes an array of 100,000 x"):
         quell.Gradient(quell.Problem(counts(), quell.MeanField(DIM)), base=base)
 

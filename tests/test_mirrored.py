@@ -9,8 +9,7 @@ import pytest
 import catalogue
 import exact
 import quell
-from quell.draw import Draw
-from quell.evaluation import Evaluation
+from quell.evaluation import Draw, Evaluation
 from tolerances import EXACT, EXPECTATION
 
 pytestmark = pytest.mark.slow
@@ -41,8 +40,8 @@ def test_it_is_the_first_transport_at_the_noise_turned_round(name, key):
     problem = quell.Problem(MODEL, catalogue.FAMILIES[name])
     params, first = catalogue.some_params(problem.family), problem.family.transports[0]
     draw = quell.Sampler(4, 2).draw(key, problem.family, N, jnp.float64)
-    here = Evaluation(problem, params, draw).particles
-    there = Evaluation(problem, params, Draw(-draw.noise, draw.index)).particles
+    here = Evaluation(problem, params, draw).algebra
+    there = Evaluation(problem, params, Draw(-draw.noise, draw.index)).algebra
     np.testing.assert_allclose(here.latents("mirrored"), there.latents(first), **EXACT)
     np.testing.assert_allclose(here.log_probs("mirrored"), there.log_probs(first), **EXACT)
     np.testing.assert_allclose(here.log_prob_grads("mirrored"), there.log_prob_grads(first), **EXACT)
@@ -56,7 +55,7 @@ def test_factored_equals_dense(name, key):
     problem = quell.Problem(MODEL, catalogue.FAMILIES[name])
     params = catalogue.some_params(problem.family)
     evaluation = Evaluation(problem, params, quell.Sampler(4, 2).draw(key, problem.family, N, jnp.float64))
-    particles = evaluation.particles
+    particles = evaluation.algebra
     samples = [one.estimate(evaluation, term) for one in ESTIMATORS.values() for term in TERMS.values()]
     samples += [PAIR.sample(evaluation, None), quell.Reparameterization().estimate(evaluation, quell.Data())]
     dense = [jax.tree.leaves(particles.dense(sample)) for sample in samples]
@@ -76,9 +75,9 @@ def test_half_of_each_is_antithetic_sampling(key):
     here, there = Evaluation(problem, params, draw), Evaluation(problem, params, both)
     path = quell.Reparameterization()
     mixed = path.estimate(here, quell.Data()) + PAIR.sample(here, None) * -0.5
-    antithetic = there.particles.pullback(path.estimate(there, quell.Data()))
+    antithetic = there.algebra.pullback(path.estimate(there, quell.Data()))
     jax.tree.map(
-        lambda one, two: np.testing.assert_allclose(one, two, **EXACT), here.particles.pullback(mixed), antithetic
+        lambda one, two: np.testing.assert_allclose(one, two, **EXACT), here.algebra.pullback(mixed), antithetic
     )
 
 
@@ -92,4 +91,4 @@ def test_a_quadratic_prior_leaves_no_noise_in_the_mean(key):
         quell.Sampler(4, 2).draw(key, problem.family, N, jnp.float64),
     )
     mixed = quell.Reparameterization().estimate(evaluation, quell.Prior()) + pair.sample(evaluation, None) * -0.5
-    np.testing.assert_allclose(evaluation.particles.dense(mixed).loc, jnp.broadcast_to(-params.loc, (4, 2)), **EXACT)
+    np.testing.assert_allclose(evaluation.algebra.dense(mixed).loc, jnp.broadcast_to(-params.loc, (4, 2)), **EXACT)

@@ -10,10 +10,10 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 
 import quell
-import quell.quadratic as quadratics
+import quell.models.quadratic as quadratics
 import tolerances
 from quell.models.linear import LinearData
-from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, Quadratic
+from quell.models.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, Quadratic
 
 RNG = np.random.default_rng(7)
 FEATURES = np.column_stack([RNG.uniform(-1, 1, 6), np.ones(6)])

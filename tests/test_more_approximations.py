@@ -108,7 +108,7 @@ def test_factored_equals_dense(key):
     @jax.jit
     def both_ways(params):
         evaluation = Evaluation(at.problem, params, at.draw)
-        particles = evaluation.particles
+        particles = evaluation.algebra
         samples = [estimator.estimate(evaluation, term) for term, estimator in pairs]
         dense = [particles.dense(sample) for sample in samples]
         means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), full) for full in dense]
@@ -157,8 +157,8 @@ def test_local_reparameterization_is_the_gradient_with_its_noise_held(name, key)
             axis = 0 if index is not None and index.ndim == 2 else None
             truth = jax.vmap(lambda z, batch: by_hand(problem, params, z, batch), (0, axis))
             latents = evaluation.latents(problem.family.sampling)
-            pairs.append((evaluation.particles.dense(LR.estimate(evaluation, quell.Data())), truth(latents, rows)))
-        return pairs, evaluation.particles.dense(LR_ALL.estimate(evaluation, quell.Data()))
+            pairs.append((evaluation.algebra.dense(LR.estimate(evaluation, quell.Data())), truth(latents, rows)))
+        return pairs, evaluation.algebra.dense(LR_ALL.estimate(evaluation, quell.Data()))
 
     pairs, on_all_data = both(catalogue.some_params(problem.family))
     for found, truth in [*pairs, (on_all_data, pairs[-1][1])]:
@@ -172,7 +172,7 @@ def test_local_reparameterization_is_quieter(name):
 
     @jax.jit
     def variances(mass):
-        samples = [evaluation.particles.dense(e.estimate(evaluation, quell.Data())) for e in (RP, LR)]
+        samples = [evaluation.algebra.dense(e.estimate(evaluation, quell.Data())) for e in (RP, LR)]
         plain, local = (jax.vmap(lambda tree: ravel_pytree(tree)[0])(sample) for sample in samples)
         mean = mass @ plain
         products = ((plain - mean) ** 2, (local - mean) ** 2, (plain - local) * local)
@@ -188,7 +188,7 @@ def test_a_row_of_zeros_has_no_noise_and_no_gradient(key):
     problem = quell.Problem(model, quell.MeanField(2))
     draw = quell.Draw(jax.random.normal(key, (2, 2)), jnp.array([[0], [1]]))
     evaluation = Evaluation(problem, catalogue.some_params(problem.family), draw)
-    dense = jax.jit(lambda: evaluation.particles.dense(LR.estimate(evaluation, quell.Data())))()
+    dense = jax.jit(lambda: evaluation.algebra.dense(LR.estimate(evaluation, quell.Data())))()
     assert all(bool(jnp.all(leaf[0] == 0) & jnp.all(leaf[1] != 0)) for leaf in dense)
 
 
@@ -501,7 +501,7 @@ def test_the_default_expands_in_the_data_where_a_datum_is_small_and_an_anchor_ou
 
     rows, small = "taylor-x(data): rp - rp[all]", _function_problem(log_likelihood, jnp.ones((5, 100)))
     assert rows not in _names(small)
-    monkeypatch.setattr("quell.variates.default.LONGEST_WAIT", 0)
+    monkeypatch.setattr("quell.gradient.default.LONGEST_WAIT", 0)
     assert rows in _names(small)
     assert rows not in _names(_function_problem(log_likelihood, jnp.ones((5, 101))))
     assert rows not in _names(COUNTS)

@@ -9,9 +9,9 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import quell
-from quell.natural.full_rank import FullRankGeometry, WhitenedDirection
-from quell.natural.low_rank import LowRankGeometry
-from quell.natural.mean_field import MeanFieldGeometry
+from quell.families.full_rank_geometry import FullRankGeometry, WhitenedDirection
+from quell.families.low_rank_geometry import LowRankGeometry
+from quell.families.mean_field_geometry import MeanFieldGeometry
 from tolerances import EXACT
 
 METRIC = {"rtol": 1e-8, "atol": 1e-8}

@@ -65,7 +65,7 @@ def test_it_is_the_inverse_of_the_fisher_matrix(name, shared, key):
     evaluation = Evaluation(problem, params, sampler.draw(key, family, N, jnp.float64))
     samples = gradient.samples(evaluation, gradient.init(params))
     inverse = jnp.linalg.pinv(fisher(family, params), hermitian=True, rcond=1e-12)  # no parameters above the diagonal
-    rows = jnp.stack([jax.vmap(lambda tree: ravel_pytree(tree)[0])(evaluation.particles.dense(s)) for s in samples])
+    rows = jnp.stack([jax.vmap(lambda tree: ravel_pytree(tree)[0])(evaluation.algebra.dense(s)) for s in samples])
     rows = rows.mean(axis=1, keepdims=True) if shared else rows
     truth = jnp.einsum("knp,pq,lnq->kl", rows, inverse, rows) / rows.shape[1]
     found = gradient.inner_products(evaluation, samples)

@@ -18,7 +18,7 @@ from numpyro.infer.util import log_density
 
 import quell
 from numpyro_models import CASES, CENTRED, LOGISTIC, SCHOOLS, SIGMA, SUBSAMPLED, student_t
-from quell.adapters.numpyro_structure import Access
+from quell.adapters.numpyro.structure import Access
 from tolerances import EXACT, STANDARD_ERRORS
 
 ALL = CASES | {"logistic": LOGISTIC, "subsampled": SUBSAMPLED, "centred schools": CENTRED}
@@ -278,6 +278,6 @@ def test_without_numpyro_the_error_names_the_extra(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "numpyro", None)
-    monkeypatch.delitem(sys.modules, "quell.adapters.svi", raising=False)
+    monkeypatch.delitem(sys.modules, "quell.adapters.numpyro.svi", raising=False)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'quell\[numpyro\]'"):
         _ = quell.adapters.SVI

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiments.paper import command_everything as everything
+from experiments.paper.page import Contents, write_page
+from experiments.paper.table1 import Cell
 from made_up import made_up_figure1, made_up_panels, made_up_sweeps
-from quell.cli import everything
 from quell.cli.app import app
 from quell.paper import Dataset
-from quell.paper.page import Contents, write_page
-from quell.paper.table1 import Cell
 
 pytestmark = pytest.mark.slow
 

@@ -95,7 +95,7 @@ def evaluation():
 def test_recipe_agrees_with_the_formula(name, evaluation):
     variate = quell.paper.VARIATES[name]
     parts = variate.sample(evaluation, variate.init(evaluation.problem))
-    dense = evaluation.particles.dense(parts)
+    dense = evaluation.algebra.dense(parts)
     for r in range(R):
         loc, scale = by_hand(name, U[INDEX[r, 0]], NOISE[r])
         np.testing.assert_allclose(dense.loc[r], loc, **EXPECTATION)

@@ -11,10 +11,10 @@ import quell
 from exact import exact_draw, expectation, expected_value, gauss_hermite
 from quell.estimators.smoothness import has_no_kinks, is_smooth
 from quell.evaluation import Evaluation
-from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
+from quell.models.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
 from tolerances import EXACT, EXPECTATION
 
-PRICE = quell.Price()
+PRICE = quell.BonnetPrice()
 FAMILIES = catalogue.FAMILIES
 
 
@@ -50,7 +50,7 @@ def test_for_a_low_rank_gaussian_too():
     evaluation = Evaluation(problem, params, quell.Draw(jnp.asarray(nodes), None))
 
     def value(w):
-        latents = family.particles(w, jnp.asarray(nodes)).latents(family.sampling)
+        latents = family.algebra(w, jnp.asarray(nodes)).latents(family.sampling)
         return jnp.asarray(mass) @ jax.vmap(lambda z: jnp.sum(model.log_likelihood(z, model.data)))(latents)
 
     found = expectation(PRICE.estimate(evaluation, quell.Data()), evaluation, jnp.asarray(mass))
@@ -72,7 +72,7 @@ def test_it_is_the_formula(family):
     grad = 0.5 * sum(jax.grad(log_likelihood)(z) for z in points)
     hessian = 0.5 * sum(jax.hessian(log_likelihood)(z) for z in points)
     chain = jnp.where(jnp.eye(2) > 0, tril if family.log_scale else 1.0, 1.0)
-    found = evaluation.particles.pullback(PRICE.estimate(evaluation, quell.Data()))
+    found = evaluation.algebra.pullback(PRICE.estimate(evaluation, quell.Data()))
     all_close(found, quell.LocationScale(grad, jnp.tril(hessian @ tril) * chain), EXACT)
 
 
@@ -84,7 +84,7 @@ def test_of_a_quadratic_no_noise_is_left(key):
         evaluation = Evaluation(problem, params, draw)
         for term in (quell.Data(), quell.Prior()):
             found = PRICE.estimate(evaluation, term) - quell.ClosedForm().estimate(evaluation, term)
-            for leaf in jax.tree.leaves(evaluation.particles.dense(found)):
+            for leaf in jax.tree.leaves(evaluation.algebra.dense(found)):
                 np.testing.assert_allclose(leaf, 0.0, **EXACT)
 
 

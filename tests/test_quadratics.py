@@ -15,8 +15,8 @@ from quell.approximations.full_expansion import expand_data, expand_prior
 from quell.approximations.sketch import DenseSketch, DiagonalSketch, LowRankSketch
 from quell.evaluation import Evaluation
 from quell.families.base import dense_gram
+from quell.models.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
 from quell.models.row_sum import sum_over_rows
-from quell.quadratic import DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
 from quell.terms import joint
 from test_laws import all_close, exact_evaluation, sampled_evaluation
 from tolerances import EXACT, EXPECTATION, QUIET, SINGLE
@@ -69,7 +69,7 @@ def test_variates_have_mean_zero(name, size, approximation, num_updates):
         evaluation = Evaluation(problem, params, at.draw)
         samples = [variate.sample(evaluation, state) for variate in variates]
         means = [expectation(sample, evaluation, mass) for sample in samples]
-        return means, evaluation.particles.gram(samples[1:2])[0, 0]
+        return means, evaluation.algebra.gram(samples[1:2])[0, 0]
 
     means, size = found(at.params, state)
     for mean in means:
@@ -100,7 +100,7 @@ def test_factored_equals_dense(name, form, key):
     @jax.jit
     def both_ways(params):
         evaluation = Evaluation(at.problem, params, at.draw)
-        particles = evaluation.particles
+        particles = evaluation.algebra
         samples = [estimator.estimate(evaluation, term) for estimator in (RP, CF, CF_ALL, quell.ScoreFunction())]
         dense = [particles.dense(sample) for sample in samples]
         means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), full) for full in dense]
@@ -112,7 +112,7 @@ def test_factored_equals_dense(name, form, key):
 def _refreshed_gram(variate, at):
     evaluation = Evaluation(at.problem, at.params, at.draw)
     state = variate.update(evaluation, variate.init(evaluation.problem), None)
-    return state, evaluation.particles.gram([variate.sample(evaluation, state)])
+    return state, evaluation.algebra.gram([variate.sample(evaluation, state)])
 
 
 def test_single_precision_is_near_double(key):
@@ -366,7 +366,7 @@ def share_left(gradient, params, state, key, num=200):
     evaluation = Evaluation(problem, params, draw)
     base, *variates = gradient.samples(evaluation, state)
     both = [base, base - sum(variates[1:], variates[0])]
-    before, after = jnp.diagonal(evaluation.particles.gram(both) - evaluation.particles.mean_gram(both))
+    before, after = jnp.diagonal(evaluation.algebra.gram(both) - evaluation.algebra.mean_gram(both))
     return after / before
 
 
@@ -423,7 +423,7 @@ def test_the_fit_is_the_expected_gradient_and_the_expected_hessian(key):
         return model.log_likelihood(z, model.data)[0]
 
     draw, mass = exact_draw(problem, None)
-    latents = family.particles(params, draw.noise).latents("cholesky")
+    latents = family.algebra(params, draw.noise).latents("cholesky")
     hessian, slope = (jnp.tensordot(mass, jax.vmap(f(value))(latents), axes=1) for f in (jax.hessian, jax.grad))
     at_mean = jax.hessian(value)(family.mean(params))
     far = float(jnp.linalg.norm(hessian - at_mean))

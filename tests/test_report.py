@@ -19,7 +19,7 @@ from quell.diagnostics.advice import Advice, Level
 from quell.diagnostics.contribution import Contribution, Contributions, Dispensable
 from quell.diagnostics.page import page
 from quell.diagnostics.page_contents import Contents, Picture
-from quell.fitting import Trial
+from quell.fit import Trial
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" _" + "long" * 30
 FEATURES = np.column_stack([np.linspace(-1, 1, 12), np.ones(12)])

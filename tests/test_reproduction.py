@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.paper.experiment import run_experiments
+from experiments.paper.optimum import optimum
+from experiments.paper.table1 import Cell, table1_experiments
 from quell.paper import load
-from quell.paper.experiment import run_experiments
-from quell.paper.optimum import optimum
-from quell.paper.table1 import Cell, table1_experiments
 from tolerances import PUBLISHED
 
 pytestmark = pytest.mark.slow

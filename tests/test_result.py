@@ -14,9 +14,9 @@ import pytest
 
 import quell
 import tolerances
+from quell.adapters import arviz as inference_data
 from quell.diagnostics import densities, elbo, summarise
 from quell.diagnostics.summary import COLUMNS
-from quell.fitting import inference_data
 
 RNG = np.random.default_rng(3)
 FEATURES = np.column_stack([RNG.uniform(-1, 1, 12), np.ones(12)])

@@ -74,7 +74,7 @@ def test_a_step_of_gradient_descent_follows_the_gradient_of_minus_the_elbo(name)
 
     def minus_elbo(free):
         params = to_params(svi.constrain_fn(free))
-        z = family.particles(params, noise).latents(family.sampling)[0]
+        z = family.algebra(params, noise).latents(family.sampling)[0]
         log_joint = jnp.sum(model.log_likelihood(z, model.data)) + model.prior.log_prob(z)
         return -log_joint - family.entropy(params)
 

@@ -18,12 +18,12 @@ import pytest
 
 import quell
 import tolerances
-from quell.fitting import driver, loop
-from quell.natural import is_natural
-from quell.sweeping import plan as sweep_plan
-from quell.sweeping.folder import SweepFolder
-from quell.sweeping.plan import SweepPlan
-from quell.sweeping.rates import rated
+from quell.fit import driver, loop
+from quell.fit.natural_gradient import is_natural
+from quell.sweep import plan as sweep_plan
+from quell.sweep.folder import SweepFolder
+from quell.sweep.plan import SweepPlan
+from quell.sweep.rates import rated
 
 FEATURES, TARGETS = [[1.0, 0.5], [1.0, -1.0], [1.0, 2.0], [0.5, 0.1]], [0.3, -0.6, 1.4, 0.2]
 MODEL = quell.gaussian_regression(FEATURES, TARGETS, noise=0.5)
@@ -424,7 +424,7 @@ if len(sys.argv) > 2:
 import numpy as np
 import quell
 from test_sweep import _sweep, _elbos, SUBSETS
-from quell.fitting import loop
+from quell.fit import loop
 
 spread, seen = loop.run_spread, []
 def run(mesh, *args):

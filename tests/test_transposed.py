@@ -39,7 +39,7 @@ def test_it_is_the_formula(family):
     grad = jax.grad(lambda z: jnp.sum(LOGISTIC.log_likelihood(z, LOGISTIC.data)))(z)
     scale = jnp.tril(jnp.outer(jnp.linalg.inv(tril).T @ noise[0], tril.T @ grad))
     chain = jnp.where(jnp.eye(2) > 0, tril if family.log_scale else 1.0, 1.0)
-    found = evaluation.particles.pullback(RPT.estimate(evaluation, quell.Data()))
+    found = evaluation.algebra.pullback(RPT.estimate(evaluation, quell.Data()))
     all_close(found, quell.LocationScale(grad, scale * chain), EXACT)
 
 
@@ -51,7 +51,7 @@ def test_it_is_unbiased(family, full_data, term):
     found = quell.TransposedReparameterization(full_data=full_data).estimate(evaluation, term)
     path = quell.Reparameterization(full_data=full_data).estimate(evaluation, term)
     all_close(expectation(found, evaluation, mass), expectation(path, evaluation, mass), EXPECTATION)
-    spread = jnp.max(jnp.abs(evaluation.particles.dense(found - path).scale))
+    spread = jnp.max(jnp.abs(evaluation.algebra.dense(found - path).scale))
     assert (float(spread) > 1e-3) == (term.name != "variational"), "they differ, except where the gradient is the noise"
 
 
@@ -80,7 +80,7 @@ def test_the_skew_variate_has_mean_zero_and_a_planted_error_is_caught(family):
 
 
 def total_variance(sample, evaluation, mass):
-    dense, mean = evaluation.particles.dense(sample), expectation(sample, evaluation, mass)
+    dense, mean = evaluation.algebra.dense(sample), expectation(sample, evaluation, mass)
     return sum(float(mass @ jnp.sum((d - m) ** 2, axis=range(1, d.ndim))) for d, m in zip(dense, mean, strict=True))
 
 
@@ -122,10 +122,10 @@ def test_factored_equals_dense(key):
         evaluation = Evaluation(problem, params, draw)
         estimators = (RP, RPT, quell.ClosedForm(), quell.ScoreFunction())
         samples = [estimator.estimate(evaluation, quell.Data()) for estimator in estimators]
-        dense = [evaluation.particles.dense(sample) for sample in samples]
+        dense = [evaluation.algebra.dense(sample) for sample in samples]
         means = [jax.tree.map(lambda leaf: leaf.mean(axis=0), full) for full in dense]
-        pulled = [evaluation.particles.pullback(sample) for sample in samples]
-        return (evaluation.particles.gram(samples), pulled), (dense_gram(dense), means)
+        pulled = [evaluation.algebra.pullback(sample) for sample in samples]
+        return (evaluation.algebra.gram(samples), pulled), (dense_gram(dense), means)
 
     all_close(*both_ways(catalogue.some_params(family)), EXACT)
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import quell
-from quell import zoo
+from quell import literature as zoo
 from quell.cli.app import app
 from quell.evaluation import Evaluation
 from tolerances import EXPECTATION
@@ -55,7 +55,7 @@ def test_redundant_ones_are_linear_combinations_and_the_others_are_not(found):
     @jax.jit
     def rows(params, draw):
         evaluation = Evaluation(problem, params, draw)
-        dense = [evaluation.particles.dense(v.sample(evaluation, v.init(problem))) for v in some]
+        dense = [evaluation.algebra.dense(v.sample(evaluation, v.init(problem))) for v in some]
         return jnp.stack([jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in dense])
 
     vectors = np.asarray(rows(params, draw))
@@ -135,9 +135,9 @@ def test_the_landing_is_stuck_with_all_other_variates_around():
             np.testing.assert_allclose(info.weights[-1], -1.0, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in {"relax", "lax"}])
+@pytest.mark.parametrize("name", [name for name in zoo.LITERATURE if name not in {"relax", "lax"}])
 def test_every_exhibit_is_one_expression_of_the_recipe(name):
-    variate = zoo.ZOO[name].make()
+    variate = zoo.LITERATURE[name].make()
     assert isinstance(variate, quell.ControlVariate)
     assert variate.name == name
     family = quell.Bernoulli(2) if "rebar" in name else quell.FullRank(2)

@@ -6,8 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from made_up import COLUMNS, made_up_cells, made_up_figure1, made_up_panels, made_up_sweeps
-from quell.paper.verdicts import (
+from experiments.paper.verdicts import (
     FAILS,
     HOLDS,
     UNDECIDED,
@@ -19,6 +18,7 @@ from quell.paper.verdicts import (
     judge,
     table1_verdicts,
 )
+from made_up import COLUMNS, made_up_cells, made_up_figure1, made_up_panels, made_up_sweeps
 
 
 def _outcomes(verdicts):

@@ -5,16 +5,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quell.adapters.numpyro_model import NumPyroModel as NumPyroModel
-    from quell.adapters.numpyro_model import from_numpyro as from_numpyro
-    from quell.adapters.svi import SVI as SVI
-    from quell.adapters.svi import EnsembleELBO as EnsembleELBO
+    from quell.adapters.numpyro.model import NumPyroModel as NumPyroModel
+    from quell.adapters.numpyro.model import from_numpyro as from_numpyro
+    from quell.adapters.numpyro.svi import SVI as SVI
+    from quell.adapters.numpyro.svi import EnsembleELBO as EnsembleELBO
 
 _HOMES = {
-    "EnsembleELBO": "svi",
-    "NumPyroModel": "numpyro_model",
-    "SVI": "svi",
-    "from_numpyro": "numpyro_model",
+    "EnsembleELBO": "numpyro.svi",
+    "NumPyroModel": "numpyro.model",
+    "SVI": "numpyro.svi",
+    "from_numpyro": "numpyro.model",
 }
 
 __all__ = ["SVI", "EnsembleELBO", "NumPyroModel", "from_numpyro"]

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
+from quell.evaluation import Problem
 from quell.models import LinearPredictor
-from quell.problem import Problem
-from quell.quadratic import DenseCurvature, Quadratic
+from quell.models.quadratic import DenseCurvature, Quadratic
 from quell.terms.hessian_product import hessian_products
 
 
@@ -114,7 +114,7 @@ class LatentAnchor(AbstractAnchor):
         if not num_pairs:
             return cls(mean, jnp.zeros_like(mean)[None])
         half = family.noise(key, num_pairs, mean.dtype)
-        latents = family.particles(params, jnp.concatenate([half, -half])).latents(family.sampling)
+        latents = family.algebra(params, jnp.concatenate([half, -half])).latents(family.sampling)
         return cls(mean, latents - mean)
 
     def tangent(

@@ -14,11 +14,10 @@ from quell.approximations.base import AbstractApproximation
 from quell.approximations.batching import any_of_batch
 from quell.approximations.full_expansion import expand_data, expand_prior
 from quell.approximations.sketch import AbstractSketch, DenseSketch, DiagonalSketch, LowRankSketch, Products
-from quell.checks import check_count, check_name
-from quell.evaluation import Evaluation
+from quell.core.checks import check_count, check_name
+from quell.evaluation import Evaluation, Problem
 from quell.models import LinearPredictor
-from quell.problem import Problem
-from quell.quadratic import AbstractCurvature, DenseCurvature, Quadratic
+from quell.models.quadratic import AbstractCurvature, DenseCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, Prior, Total
 from quell.terms.second_derivative import refuses_second_derivative
 

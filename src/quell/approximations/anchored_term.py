@@ -9,10 +9,9 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.approximations.anchor import AbstractAnchor
 from quell.approximations.shared_curvature_term import AbstractSharedCurvatureTerm, Tangent
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm, Data, batch_factor, expected_grad
 
 
@@ -53,7 +52,7 @@ class AnchoredTerm(AbstractTerm):
         here = self._quadratic(evaluation, batch)
         return Quadratic(anchor, here.value(anchor), here.grad(anchor), here.curvature)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         full_data = full_data or not isinstance(self.term, Data)
         return expected_grad(evaluation, lambda batch: self._quadratic(evaluation, batch), full_data=full_data)
 

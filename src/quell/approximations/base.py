@@ -6,8 +6,7 @@ from abc import abstractmethod
 import equinox as eqx
 from jaxtyping import PyTree
 
-from quell.evaluation import Evaluation
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
 from quell.terms import AbstractTerm, Total
 
 

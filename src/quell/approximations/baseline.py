@@ -7,11 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
-from quell.checks import check_name
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import DiagonalCurvature, Quadratic
+from quell.core.checks import check_name
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import DiagonalCurvature, Quadratic
 from quell.terms import AbstractTerm
 
 
@@ -107,8 +106,8 @@ class Constant(AbstractTerm):
         zeros = jnp.zeros_like(anchor)
         return Quadratic(anchor, jnp.zeros((), anchor.dtype), zeros, DiagonalCurvature(zeros))
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        return Parts()
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
+        return FactoredGradient()
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return None

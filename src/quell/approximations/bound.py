@@ -7,11 +7,10 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
-from quell.evaluation import Batch, Evaluation
+from quell.evaluation import Batch, Evaluation, Problem
 from quell.models import LinearPredictor
 from quell.models.linear import log_sigmoid
-from quell.problem import Problem
-from quell.quadratic import FactoredCurvature, Quadratic
+from quell.models.quadratic import FactoredCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, batch_factor
 
 

@@ -4,12 +4,11 @@
 from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
-from quell.checks import check_positive
-from quell.evaluation import Batch, Evaluation
+from quell.core.checks import check_positive
+from quell.evaluation import Batch, Evaluation, Problem
 from quell.families import AbstractDiscreteFamily, relaxed_name
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm
 
 
@@ -84,7 +83,7 @@ class Relaxed(AbstractTerm):
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
         return self.term.expand(evaluation, anchor, batch)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         raise NotImplementedError(self.refuses_closed_form(evaluation.problem))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

@@ -10,10 +10,9 @@ from jaxtyping import PyTree
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.residual_step import Residuals, learn_dense, learn_diagonal
 from quell.approximations.shared_curvature_term import AbstractSharedCurvatureTerm, Tangent
-from quell.checks import check_name, check_positive
-from quell.evaluation import Batch, Evaluation
-from quell.problem import Problem
-from quell.quadratic import DenseCurvature, DiagonalCurvature, Quadratic
+from quell.core.checks import check_name, check_positive
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.models.quadratic import DenseCurvature, DiagonalCurvature, Quadratic
 from quell.terms import AbstractTerm
 
 LARGEST_DENSE = 100

@@ -9,9 +9,9 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.approximations.anchor import AbstractAnchor, LatentAnchor
 from quell.approximations.sketch import Products
+from quell.evaluation import Problem
+from quell.models.quadratic import AbstractCurvature, Quadratic
 from quell.models.row_sum import sum_over_rows
-from quell.problem import Problem
-from quell.quadratic import AbstractCurvature, Quadratic
 from quell.terms.hessian_product import hessian_products
 
 TakeCurvature = Callable[[Products], AbstractCurvature]

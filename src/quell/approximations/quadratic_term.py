@@ -6,10 +6,9 @@ from abc import abstractmethod
 import jax
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm, expected_grad
 
 
@@ -33,7 +32,7 @@ class AbstractQuadraticTerm(AbstractTerm):
         quadratic = self.quadratic(evaluation, batch)
         return Quadratic(anchor, quadratic.value(anchor), quadratic.grad(anchor), quadratic.curvature)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         return expected_grad(evaluation, lambda batch: self.quadratic(evaluation, batch), full_data=full_data)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.quadratic import AbstractCurvature, DenseCurvature, DiagonalCurvature, Quadratic
+from quell.models.quadratic import AbstractCurvature, DenseCurvature, DiagonalCurvature, Quadratic
 
 
 class Residuals(NamedTuple):

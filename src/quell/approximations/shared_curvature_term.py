@@ -7,10 +7,9 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic, linear
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic, linear
 from quell.terms import AbstractTerm
 
 
@@ -52,8 +51,8 @@ class AbstractSharedCurvatureTerm(AbstractTerm):
         here = self._with(evaluation, self.tangent(evaluation, batch))
         return Quadratic(anchor, here.value(anchor), here.grad(anchor), here.curvature)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        tangent, particles = self._tangents(evaluation, full_data=full_data), evaluation.particles
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
+        tangent, particles = self._tangents(evaluation, full_data=full_data), evaluation.algebra
         if tangent.slope.ndim == 1:
             return particles.expected_quadratic_grad(self._with(evaluation, tangent), per_sample=False)
         anchors = jnp.broadcast_to(self.quadratic(evaluation).anchor, tangent.slope.shape)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from quell.quadratic import AbstractCurvature, DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
+from quell.models.quadratic import AbstractCurvature, DenseCurvature, DiagonalCurvature, FactoredCurvature, SumCurvature
 
 Products = Callable[[Float[Array, "latent column"]], Float[Array, "latent column"]]
 """From columns to the Hessian times them."""

@@ -10,11 +10,10 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.data.access import like_rows
-from quell.evaluation import Batch, Evaluation
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.models import AbstractDataExpansion, AbstractModel
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic, expand_function
+from quell.models.quadratic import Quadratic, expand_function
 from quell.terms import AbstractTerm, Data, batch_factor
 
 
@@ -69,7 +68,7 @@ class ExpandedInData(AbstractTerm):
         function = self._log_likelihood(evaluation.problem)
         return expand_function(lambda z: function(z, batch), anchor)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         raise NotImplementedError(self.refuses_closed_form(evaluation.problem))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

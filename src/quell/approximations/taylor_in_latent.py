@@ -8,10 +8,9 @@ from numpy.typing import ArrayLike
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
-from quell.checks import check_finite
-from quell.evaluation import Batch, Evaluation
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.core.checks import check_finite
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm
 from quell.terms.second_derivative import refuses_second_derivative
 

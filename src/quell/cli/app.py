@@ -4,8 +4,6 @@
 import typer
 
 import quell
-from quell.cli import reproduce
-from quell.cli.bench import bench
 from quell.cli.fit import fit
 from quell.cli.report import report
 from quell.cli.sweep import sweep
@@ -14,8 +12,6 @@ from quell.cli.variates import variates
 app = typer.Typer(
     help="Quiet gradients for variational inference.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-app.add_typer(reproduce.app, name="reproduce")
-app.command()(bench)
 app.command()(fit)
 app.command()(report)
 app.command()(sweep)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from quell.processes import ProcessLost
+from quell.core.processes import ProcessLost
 
 Coordinator = Annotated[
     str | None,

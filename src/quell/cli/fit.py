@@ -14,11 +14,11 @@ from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join, togeth
 from quell.cli.common import Seed, bad_parameters, output_console
 from quell.cli.fit_folder import FitFolder
 from quell.cli.fit_settings import FAMILIES, FitSettings
-from quell.devices import checked_mesh, in_use
-from quell.fitting import FitResult
-from quell.fitting.driver import run_plan
-from quell.processes import first_does
-from quell.status import Status
+from quell.core.devices import checked_mesh, in_use
+from quell.core.processes import first_does
+from quell.fit import FitResult
+from quell.fit.driver import run_plan
+from quell.fit.status import Status
 
 
 def fit(

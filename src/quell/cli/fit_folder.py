@@ -10,12 +10,12 @@ import jax
 import numpy as np
 
 import quell
-from quell.atomic import write_atomically
 from quell.cli.fit_settings import FitSettings
+from quell.core.atomic import write_atomically
+from quell.core.processes import are_several, is_first
 from quell.diagnostics.blocks import named_leaves
-from quell.fitting import FitResult
-from quell.fitting.checkpoint_file import archive_bytes
-from quell.processes import are_several, is_first
+from quell.fit import FitResult
+from quell.fit.checkpoint_file import archive_bytes
 
 _DRAWS = 1000
 

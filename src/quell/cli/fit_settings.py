@@ -14,14 +14,14 @@ import optax
 from jax.sharding import Mesh
 
 import quell
-from quell.checks import check_count, check_name, check_positive
 from quell.cli.data_file import read_parts
 from quell.cli.model_file import load_model, split_target
+from quell.core.checks import check_count, check_name, check_positive
+from quell.core.processes import ProcessLost
 from quell.families import AbstractFamily
-from quell.fitting.optimizer import moving_steps
-from quell.fitting.plan import FitOptions, FitPlan, default_sampler
+from quell.fit.optimizer import moving_steps
+from quell.fit.plan import FitOptions, FitPlan, default_sampler
 from quell.paper.ensembles import SUBSETS
-from quell.processes import ProcessLost
 from quell.variates import VARIATES, ControlVariate
 
 FAMILIES = ("meanfield", "fullrank", "lowrank")

@@ -10,7 +10,7 @@ import quell
 from quell.cli.common import bad_parameters
 from quell.cli.fit import print_outcome
 from quell.cli.fit_folder import FitFolder
-from quell.fitting.driver import restore_plan
+from quell.fit.driver import restore_plan
 
 
 def report(folder: Annotated[Path, typer.Argument(help="Folder that `quell fit` wrote.")]) -> None:

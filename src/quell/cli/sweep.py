@@ -12,16 +12,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from quell.atomic import write_atomically
-from quell.checks import check_count
 from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join, together
 from quell.cli.common import Seed, bad_parameters, output_console, resumable
 from quell.cli.fit_settings import FAMILIES, FitSettings, falling_adam
+from quell.core.atomic import write_atomically
+from quell.core.checks import check_count
 from quell.diagnostics.looks import png_bytes
-from quell.sweeping import SweepResult, SweepRow
-from quell.sweeping.piece import Piece
-from quell.sweeping.plan import SweepPlan, checked_rates
-from quell.sweeping.subsets import check_subset
+from quell.sweep import SweepResult, SweepRow
+from quell.sweep.piece import Piece
+from quell.sweep.plan import SweepPlan, checked_rates
+from quell.sweep.subsets import check_subset
 
 _RATES = "0.001,0.003,0.01,0.03,0.1"
 

@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 import quell
-from quell.atomic import write_atomically
-from quell.checks import check_count, check_name
 from quell.cli.common import bad_parameters, output_console
 from quell.cli.model_file import load_model
+from quell.core.atomic import write_atomically
+from quell.core.checks import check_count, check_name
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 

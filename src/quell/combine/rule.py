@@ -10,10 +10,10 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from quell.checks import check_count
 from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass, spread
 from quell.combine.prior import NormalWishart, isotropic
 from quell.combine.solve import solve
+from quell.core.checks import check_count
 
 METRICS = ("euclidean", "natural")
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import jax
 from jaxtyping import Array, Int, PyTree
 
+from quell.core.devices import settle, spread
 from quell.data.disk_rows import DiskRows
-from quell.devices import settle, spread
 
 
 def on_disk(data: PyTree) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from quell.checks import check_count
+from quell.core.checks import check_count
 from quell.data.disk_rows import MAX_BYTES, DiskRows
 from quell.data.writer import write_rows
 

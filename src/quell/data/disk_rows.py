@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from quell.checks import check_count
+from quell.core.checks import check_count
 from quell.data.npy_file import NpyFile, open_npy
 from quell.data.reader import RowReader, reader_of
 

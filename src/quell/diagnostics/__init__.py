@@ -10,6 +10,7 @@ from quell.diagnostics.contribution import contributions as contributions
 from quell.diagnostics.elbo import estimate_elbo as estimate_elbo
 from quell.diagnostics.estimate import Estimate as Estimate
 from quell.diagnostics.khat import Khat as Khat
+from quell.diagnostics.khat import estimate_khat as estimate_khat
 from quell.diagnostics.khat import khat_threshold as khat_threshold
 from quell.diagnostics.noise import BlockVariance as BlockVariance
 from quell.diagnostics.noise import GradientVariance as GradientVariance

@@ -14,7 +14,7 @@ from quell.combine import Rule
 from quell.diagnostics.contribution import Contribution, Contributions
 from quell.diagnostics.estimate import Estimate, mean_of
 from quell.diagnostics.khat import Khat
-from quell.status import Status
+from quell.fit.status import Status
 
 ENOUGH_STEPS = 50
 """Fewer steps than this tell nothing about a trend."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.checks import check_count, check_key
-from quell.compilation import quick_jit
+from quell.core.checks import check_count, check_key
+from quell.core.compilation import quick_jit
 from quell.diagnostics.blocks import vectors_by_block
 from quell.evaluation import Evaluation
 from quell.gradient import Gradient, GradientState
@@ -84,7 +84,7 @@ def _chunk(
 
     def draw(one: Key[Array, ""]) -> tuple[Float[Array, "joint _"], ...]:
         evaluation = Evaluation(gradient.problem, params, gradient.sampler.draw(one, family, model.num_data, dtype))
-        means = [evaluation.particles.pullback(sample) for sample in gradient.samples(evaluation, state)]
+        means = [evaluation.algebra.pullback(sample) for sample in gradient.samples(evaluation, state)]
         rows = [vectors_by_block(mean, by_leaf=gradient.rule.by_leaf) for mean in means]
         rows = [rows[0], *(_zero_unless_finite(row) for row in rows[1:])]
         return tuple(jnp.stack([row[name] for row in rows]) for name in rows[0])

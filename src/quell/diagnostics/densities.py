@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from quell.checks import check_count, check_key
-from quell.compilation import quick_jit
+from quell.core.compilation import quick_jit
 from quell.data.access import most_rows, num_rows, row_blocks, slice_rows
-from quell.families import AbstractFamily
+from quell.evaluation import Problem
+from quell.families.sample import draw_latents
 from quell.models import AbstractModel
-from quell.problem import Problem
 
 DATA_CHUNK = 2**13
 """Data whose log-likelihood is computed at once."""
@@ -41,21 +40,6 @@ class ScoredSample:
     def log_ratios(self) -> Float[np.ndarray, "sample"]:
         """Logarithms of the importance ratios."""
         return self.log_p - self.log_q
-
-
-def draw_latents(
-    key: Key[Array, ""], family: AbstractFamily, params: PyTree, num: int
-) -> Float[Array, "sample latent"]:
-    """Flat latents from the fitted distribution."""
-    check_key(key)
-    check_count("num", num)
-    return _latents(family, params, key, num)
-
-
-@quick_jit
-def _latents(family: AbstractFamily, params: PyTree, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
-    noise = family.noise(key, num, jax.tree.leaves(params)[0].dtype)
-    return family.particles(params, noise).latents(family.sampling)
 
 
 def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int) -> ScoredSample:

@@ -5,13 +5,13 @@ import dataclasses
 
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.checks import check_count, check_key
-from quell.compilation import quick_jit
+from quell.core.checks import check_count, check_key
+from quell.core.compilation import quick_jit
 from quell.data.access import row_blocks
 from quell.diagnostics.densities import DATA_CHUNK, ScoredSample, score_sample
 from quell.diagnostics.estimate import Estimate, mean_of
+from quell.evaluation import Problem, exact_elbo, has_exact_elbo
 from quell.models import LinearPredictor
-from quell.problem import Problem, exact_elbo, has_exact_elbo
 
 
 def estimate_elbo(key: Key[Array, ""], problem: Problem, params: PyTree, *, num: int = 1000) -> Estimate:

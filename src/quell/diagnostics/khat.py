@@ -5,9 +5,12 @@ import dataclasses
 import math
 
 import numpy as np
+from jaxtyping import Array, Key, PyTree
 
-from quell.diagnostics.densities import ScoredSample
-from quell.diagnostics.pareto import psis
+from quell.core.checks import check_count, check_key
+from quell.diagnostics.densities import ScoredSample, score_sample
+from quell.diagnostics.pareto import LEAST, psis
+from quell.evaluation import Problem
 from quell.families import AbstractFamily
 
 _LARGEST_FULL_RANK = 1000
@@ -45,6 +48,22 @@ def khat_threshold(num: int) -> float:
     References: Vehtari et al. (2024), section 3.2.4.
     """
     return min(1.0 - 1.0 / math.log10(num), 0.7)
+
+
+def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num: int = 1000) -> Khat:
+    """The Pareto shape at fresh samples of the family.
+
+    Args:
+        key: for the samples.
+        problem: model and family.
+        params: of the family.
+        num: samples, at least 25.
+
+    Cost: `num` evaluations of the likelihood of all data, in chunks.
+    """
+    check_key(key)
+    check_count("num", num, least=LEAST)
+    return khat_of(score_sample(key, problem, params, num), problem.family)
 
 
 def khat_of(sample: ScoredSample, family: AbstractFamily) -> Khat:

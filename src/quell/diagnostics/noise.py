@@ -6,7 +6,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.compilation import quick_jit
+from quell.core.compilation import quick_jit
 from quell.diagnostics.blocks import vectors_by_block
 from quell.diagnostics.covariance import Covariances, step_covariances
 from quell.diagnostics.estimate import Estimate, mean_of, ratio_of

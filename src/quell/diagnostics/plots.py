@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from quell.checks import check_name
+from quell.core.checks import check_name
 from quell.diagnostics.contribution import Contribution, Contributions
 from quell.diagnostics.looks import GROUNDS, PALETTE, check_matplotlib, on_ground
 from quell.diagnostics.noise import GradientVariance
-from quell.history import History
+from quell.fit.history import History
 
 _WIDTH, _HEIGHT = 4.2, 3.1
 _MOST_POINTS = 150

@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from quell.atomic import write_atomically
-from quell.checks import check_key, check_positive
+from quell.core.atomic import write_atomically
+from quell.core.checks import check_key, check_positive
+from quell.core.version import VERSION
 from quell.diagnostics import advice, plots
 from quell.diagnostics.contribution import Contributions, contributions_from
 from quell.diagnostics.covariance import LEAST_DRAWS, affordable_draws, step_covariances
@@ -27,11 +28,10 @@ from quell.diagnostics.page import page
 from quell.diagnostics.page_contents import Chosen, Contents, Picture
 from quell.diagnostics.subset import keep_variates, used_variates
 from quell.diagnostics.summary import summarise
+from quell.evaluation import has_exact_elbo
+from quell.fit.history import History
+from quell.fit.status import Status
 from quell.gradient import Gradient, GradientState
-from quell.history import History
-from quell.problem import has_exact_elbo
-from quell.status import Status
-from quell.version import VERSION
 
 _DRAWS, _DRAW_SECONDS = 1000, 1.0
 _SAMPLES, _FEWEST_SAMPLES, _LIKELIHOODS = 1000, 100, 20_000_000

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from quell.compilation import quick_lower
+from quell.core.compilation import quick_lower
 from quell.diagnostics.subset import keep_variates
 from quell.gradient import Gradient, GradientState
 
@@ -28,7 +28,7 @@ class StepTimes(NamedTuple):
     Attributes:
         seconds: of a step with all variates; the median of the rounds.
         relative: time of a step with a part of the variates over that with all, by the part's name; the median of
-            the ratios within each round. Parts whose turn did not come are absent.
+            the ratios within each round. FactoredGradient whose turn did not come are absent.
     """
 
     seconds: float

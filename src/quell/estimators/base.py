@@ -5,9 +5,8 @@ from abc import abstractmethod
 
 import equinox as eqx
 
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -32,7 +31,7 @@ class AbstractEstimator(eqx.Module):
         """Why this term cannot be estimated so; `None` if it can."""
 
     @abstractmethod
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         """One gradient a replicate."""
 
 

@@ -2,9 +2,8 @@
 """The closed form."""
 
 from quell.estimators.base import AbstractEstimator, suffix
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -29,5 +28,5 @@ class ClosedForm(AbstractEstimator):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         return term.refuses_closed_form(problem)
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         return term.closed_form(evaluation, full_data=self.full_data)

@@ -2,9 +2,8 @@
 """The score-function estimator of a relaxed term, given the discrete sample."""
 
 from quell.estimators.base import AbstractEstimator, suffix
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -38,8 +37,8 @@ class ConditionalScoreFunction(AbstractEstimator):
             return None
         return f"the {term.name} term is not relaxed, so that there is nothing to condition on"
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         given = term.sampling(evaluation.problem) + "|sample"
         values = term.values(evaluation, given, full_data=self.full_data)
         grads = term.grads(evaluation, given, full_data=self.full_data)
-        return evaluation.particles.score(values, "sample") + Parts(paths={given: grads})
+        return evaluation.algebra.score(values, "sample") + FactoredGradient(paths={given: grads})

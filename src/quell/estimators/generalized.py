@@ -2,9 +2,8 @@
 """The generalized reparameterization estimator."""
 
 from quell.estimators.base import AbstractEstimator, suffix
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -44,8 +43,8 @@ class GeneralizedReparameterization(AbstractEstimator):
             return None
         return f"{type(problem.family).__name__} has no generalized reparameterization (Gamma and Beta have one)"
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         transport = evaluation.problem.family.sampling
         values = term.values(evaluation, transport, full_data=self.full_data)
         grads = term.grads(evaluation, transport, full_data=self.full_data)
-        return evaluation.particles.generalized(values, grads)
+        return evaluation.algebra.generalized(values, grads)

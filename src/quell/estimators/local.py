@@ -8,11 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from quell.estimators.base import AbstractEstimator, default_transport, suffix
-from quell.evaluation import Batch, Evaluation
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.models import LinearPredictor
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import FactoredCurvature, Quadratic
+from quell.models.quadratic import FactoredCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, batch_factor
 
 
@@ -55,11 +54,11 @@ class LocalReparameterization(AbstractEstimator):
             return f"local reparameterization needs a Gaussian family, and {type(problem.family).__name__} is none"
         return None
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         quadratics = evaluation.map(
             _quadratic(evaluation), default_transport(evaluation, term, None), full_data=self.full_data
         )
-        return evaluation.particles.expected_quadratic_grad(quadratics, per_sample=True)
+        return evaluation.algebra.expected_quadratic_grad(quadratics, per_sample=True)
 
 
 def _quadratic(evaluation: Evaluation) -> Callable[[Array, Batch], Quadratic]:

@@ -2,9 +2,8 @@
 """The reparameterization estimator."""
 
 from quell.estimators.base import AbstractEstimator, default_transport, refuses_transport, suffix
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -32,6 +31,6 @@ class Reparameterization(AbstractEstimator):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         return refuses_transport(problem, term, self.transport)
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         transport = default_transport(evaluation, term, self.transport)
-        return Parts(paths={transport: term.grads(evaluation, transport, full_data=self.full_data)})
+        return FactoredGradient(paths={transport: term.grads(evaluation, transport, full_data=self.full_data)})

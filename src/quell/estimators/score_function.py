@@ -2,9 +2,8 @@
 """The score-function estimator."""
 
 from quell.estimators.base import AbstractEstimator, default_transport, refuses_transport, suffix
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -35,7 +34,7 @@ class ScoreFunction(AbstractEstimator):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         return None if self.transport is None else refuses_transport(problem, term, self.transport)
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         transport = default_transport(evaluation, term, self.transport)
         values = term.values(evaluation, transport, full_data=self.full_data)
-        return evaluation.particles.score(values, transport)
+        return evaluation.algebra.score(values, transport)

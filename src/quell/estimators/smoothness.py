@@ -11,7 +11,7 @@ from jax.extend.core import Literal
 from jaxtyping import Array
 
 from quell.data.access import first_rows
-from quell.problem import Problem
+from quell.evaluation import Problem
 
 SUMS = frozenset(
     {

@@ -2,11 +2,10 @@
 """The reparameterization estimator whose scale part is transposed."""
 
 from quell.estimators.base import AbstractEstimator, suffix
-from quell.evaluation import Evaluation
+from quell.evaluation import Evaluation, Problem
 from quell.families import FullRank
-from quell.families.full_rank_gradient import FullRankParticles
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.families.factored import FactoredGradient
+from quell.families.full_rank_gradient import FullRankAlgebra
 from quell.terms import AbstractTerm
 
 TRANSPORT = "cholesky"
@@ -51,6 +50,6 @@ class TransposedReparameterization(AbstractEstimator):
             return f"the {term.name} term is not taken at latents of the transport {TRANSPORT!r}"
         return None
 
-    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> Parts:
-        assert isinstance(evaluation.particles, FullRankParticles), "refused before"
-        return evaluation.particles.transposed(term.grads(evaluation, TRANSPORT, full_data=self.full_data))
+    def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
+        assert isinstance(evaluation.algebra, FullRankAlgebra), "refused before"
+        return evaluation.algebra.transposed(term.grads(evaluation, TRANSPORT, full_data=self.full_data))

@@ -2,7 +2,7 @@
 """The variational distribution q."""
 
 from quell.families.base import AbstractFamily as AbstractFamily
-from quell.families.base import AbstractParticles as AbstractParticles
+from quell.families.base import AbstractGradientAlgebra as AbstractGradientAlgebra
 from quell.families.bernoulli import Bernoulli as Bernoulli
 from quell.families.bernoulli import Logits as Logits
 from quell.families.beta import Beta as Beta

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.parts import Parts
-from quell.quadratic import Quadratic
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic
 
 
 class AbstractFamily(eqx.Module):
@@ -88,7 +88,7 @@ class AbstractFamily(eqx.Module):
         return jnp.sum(self.covariance_product(params, rows) * rows, axis=-1)
 
     @abstractmethod
-    def particles(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "AbstractParticles":
+    def algebra(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "AbstractGradientAlgebra":
         """The latents of one draw, with the algebra of gradients taken there."""
 
     def expected_quadratic(self, params: PyTree, quadratic: Quadratic) -> Float[Array, ""]:
@@ -98,7 +98,7 @@ class AbstractFamily(eqx.Module):
         return quadratic.value(self.mean(params)) + 0.5 * trace
 
 
-class AbstractParticles(ABC):
+class AbstractGradientAlgebra(ABC):
     """One draw from a family: its latents under each transport, and what gradients taken there need.
 
     It lives within one traced step and keeps what was computed once (a decomposition, the latents).
@@ -119,48 +119,48 @@ class AbstractParticles(ABC):
         r"""\(\nabla_z \log q_w(z)\) at the latents of a transport."""
 
     @abstractmethod
-    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
         r"""\(\text{weight} \cdot \nabla_w \log q_w(z)\) at the latents of a transport."""
 
     @abstractmethod
-    def entropy_grad(self) -> Parts:
+    def entropy_grad(self) -> FactoredGradient:
         r"""\(\nabla_w\) of the entropy."""
 
     @abstractmethod
-    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         r"""\(\nabla_w E f(Z)\) of a quadratic, or of one quadratic a replicate (leading axis)."""
 
-    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> Parts:
+    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> FactoredGradient:
         r"""The generalized reparameterization of \(f\), given its values and gradients at the samples."""
         raise NotImplementedError("refused before: the family has no generalized reparameterization")
 
     @abstractmethod
-    def dense(self, parts: Parts) -> PyTree[Float[Array, "sample ..."]]:
+    def dense(self, parts: FactoredGradient) -> PyTree[Float[Array, "sample ..."]]:
         """The sample as parameter-shaped arrays with a leading replicate axis."""
 
     @abstractmethod
-    def pullback(self, parts: Parts) -> PyTree[Float[Array, "..."]]:
+    def pullback(self, parts: FactoredGradient) -> PyTree[Float[Array, "..."]]:
         """The average over replicates, parameter-shaped."""
 
     @abstractmethod
-    def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         """Inner products of samples, averaged over replicates."""
 
-    def mean_gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+    def mean_gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         """Inner products of the averages over replicates: for replicates that are not independent."""
         vectors = jnp.stack([_ravel(self.pullback(sample)) for sample in samples])
         return vectors @ vectors.T
 
-    def leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+    def leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
         """As `gram`, for each leaf of the parameters by itself."""
         return dense_leaf_grams([self.dense(sample) for sample in samples])
 
-    def mean_leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+    def mean_leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
         """As `mean_gram`, for each leaf of the parameters by itself."""
         means = [jax.tree.map(lambda leaf: leaf[None], self.pullback(sample)) for sample in samples]
         return dense_leaf_grams(means)
 
-    def whitened(self, samples: Sequence[Parts]) -> tuple["AbstractParticles", list[Parts]]:
+    def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["AbstractGradientAlgebra", list[FactoredGradient]]:
         r"""Particles and samples whose plain inner products are \(a^\top F^{-1} b\), with \(F\) the Fisher matrix."""
         raise NotImplementedError("refused before: the family has no natural metric")
 

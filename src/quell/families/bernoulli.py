@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from quell.checks import check_count
+from quell.core.checks import check_count
 from quell.families.discrete import AbstractDiscreteFamily
 from quell.families.uniform import open_uniform
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from quell.families.base import AbstractParticles, dense_gram, dense_leaf_grams
-from quell.parts import Parts
+from quell.families.base import AbstractGradientAlgebra, dense_gram, dense_leaf_grams
+from quell.families.factored import FactoredGradient
 
 NUMBERS_AT_ONCE = 2**22
 """Numbers of dense gradients, of all samples and replicates together, that are in memory at a time."""
@@ -20,7 +20,7 @@ DenseBlock = Callable[[Start, int], PyTree]
 """From the first coordinate and the number of them to the gradient of their parameters, a replicate at a time."""
 
 
-class AbstractBlockParticles(AbstractParticles):
+class AbstractBlockAlgebra(AbstractGradientAlgebra):
     """Particles of a family whose parameters belong to coordinates, a few numbers each.
 
     Law: blocks, put together, are what `dense` gives.
@@ -37,25 +37,25 @@ class AbstractBlockParticles(AbstractParticles):
         """Numbers of a dense sample for each coordinate, of all replicates together."""
 
     @abstractmethod
-    def dense_block(self, parts: Parts) -> DenseBlock:
+    def dense_block(self, parts: FactoredGradient) -> DenseBlock:
         """`dense` as a function of the coordinates wanted."""
 
-    def dense(self, parts: Parts) -> PyTree[Float[Array, "sample ..."]]:
+    def dense(self, parts: FactoredGradient) -> PyTree[Float[Array, "sample ..."]]:
         return self.dense_block(parts)(0, self.num_coordinates)
 
-    def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         return self._sum(dense_gram, samples)
 
-    def mean_gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+    def mean_gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         return self._sum(lambda trees: dense_gram(_means(trees)), samples)
 
-    def leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+    def leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
         return self._sum(dense_leaf_grams, samples)
 
-    def mean_leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+    def mean_leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
         return self._sum(lambda trees: dense_leaf_grams(_means(trees)), samples)
 
-    def _sum(self, products: Callable[[list[PyTree]], Array], samples: Sequence[Parts]) -> Array:
+    def _sum(self, products: Callable[[list[PyTree]], Array], samples: Sequence[FactoredGradient]) -> Array:
         blocks = [self.dense_block(sample) for sample in samples]
         size = max(1, NUMBERS_AT_ONCE // (len(samples) * self.numbers_a_coordinate))
         return sum_over_blocks(lambda *at: products([block(*at) for block in blocks]), self.num_coordinates, size)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from quell.families.base import AbstractFamily, AbstractParticles, dense_gram
-from quell.parts import Exact, Parts
-from quell.quadratic import Quadratic
+from quell.families.base import AbstractFamily, AbstractGradientAlgebra, dense_gram
+from quell.families.factored import Exact, FactoredGradient
+from quell.models.quadratic import Quadratic
 
 
 class AbstractDenseFamily(AbstractFamily):
@@ -36,11 +36,11 @@ class AbstractDenseFamily(AbstractFamily):
         """Carry a standardised latent back, and the log determinant of that map's Jacobian in the latent."""
         raise NotImplementedError("refused before: the family has no generalized reparameterization")
 
-    def particles(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "DenseParticles":
-        return DenseParticles(self, params, noise)
+    def algebra(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "DenseAlgebra":
+        return DenseAlgebra(self, params, noise)
 
 
-class DenseParticles(AbstractParticles):
+class DenseAlgebra(AbstractGradientAlgebra):
     """Gradients by differentiation, one parameter-shaped array a replicate.
 
     A map is differentiated once, however many estimators carry something back through it.
@@ -69,22 +69,22 @@ class DenseParticles(AbstractParticles):
         grad = jax.grad(self.family.log_prob, argnums=1)
         return jax.vmap(lambda z: grad(self.params, z))(self.latents(transport))
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
         log_density = functools.partial(self.family.log_density, transport)
-        return Parts(dense=self._carry_back(("score", transport), log_density, lambda: self.noise, weight))
+        return FactoredGradient(dense=self._carry_back(("score", transport), log_density, lambda: self.noise, weight))
 
-    def entropy_grad(self) -> Parts:
-        return Parts(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
+    def entropy_grad(self) -> FactoredGradient:
+        return FactoredGradient(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
 
-    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         def grad(one: Quadratic) -> PyTree:
             return jax.grad(lambda w: self.family.expected_quadratic(w, one))(self.params)
 
         if per_sample:
-            return Parts(dense=jax.vmap(grad)(quadratic))
-        return Parts(exacts=(Exact(grad(quadratic)),))
+            return FactoredGradient(dense=jax.vmap(grad)(quadratic))
+        return FactoredGradient(exacts=(Exact(grad(quadratic)),))
 
-    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> Parts:
+    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> FactoredGradient:
         def bases() -> Float[Array, "sample latent"]:
             latents = self.latents(self.family.sampling)
             return jax.vmap(lambda z: self.family.generalized_base(self.params, z))(latents)
@@ -93,9 +93,9 @@ class DenseParticles(AbstractParticles):
             moved, log_det = self.family.generalized_transport(w, base)
             return moved, self.family.log_prob(w, moved) + log_det
 
-        return Parts(dense=self._carry_back("generalized", moved_and_log_density, bases, (grads, values)))
+        return FactoredGradient(dense=self._carry_back("generalized", moved_and_log_density, bases, (grads, values)))
 
-    def dense(self, parts: Parts) -> PyTree:
+    def dense(self, parts: FactoredGradient) -> PyTree:
         num = self.noise.shape[0]
         total = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape), leaf.dtype), self.params)
         for name, cotangent in parts.paths.items():
@@ -109,10 +109,10 @@ class DenseParticles(AbstractParticles):
             total = jax.tree.map(jnp.add, total, parts.dense)
         return total
 
-    def pullback(self, parts: Parts) -> PyTree:
+    def pullback(self, parts: FactoredGradient) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.dense(parts))
 
-    def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         return dense_gram([self.dense(sample) for sample in samples])
 
     def _carry_back(

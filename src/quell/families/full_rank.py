@@ -8,10 +8,10 @@ from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.checks import check_count, check_positive
+from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily
 from quell.families.full_rank_draw import FullRankDraw
-from quell.families.full_rank_gradient import FullRankParticles
+from quell.families.full_rank_gradient import FullRankAlgebra
 from quell.families.location_scale import LocationScale, diagonal_from, standard_normal
 
 
@@ -95,9 +95,9 @@ class FullRank(AbstractFamily):
         # One product, which the gradient of the scale shares.
         return jnp.sum((rows @ self.scale_tril(params)) ** 2, axis=-1)
 
-    def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> FullRankParticles:
+    def algebra(self, params: PyTree, noise: Float[Array, "sample latent"]) -> FullRankAlgebra:
         slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).slope
-        return FullRankParticles(FullRankDraw(params.loc, self.scale_tril(params), slope, noise))
+        return FullRankAlgebra(FullRankDraw(params.loc, self.scale_tril(params), slope, noise))
 
 
 def _log_det(tril: Float[Array, "latent latent"]) -> Float[Array, ""]:

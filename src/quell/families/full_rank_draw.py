@@ -6,8 +6,8 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.symmetric_root import SymmetricRoot
-from quell.parts import Exact, Outer, Parts
 
 
 class FullRankDraw:
@@ -45,11 +45,11 @@ class FullRankDraw:
         """The factors of a shared value, one a replicate."""
         return jnp.ones_like(self.noise[:, 0]) if exact.weight is None else exact.weight
 
-    def without_mirror(self, parts: Parts) -> Parts:
+    def without_mirror(self, parts: FactoredGradient) -> FactoredGradient:
         r"""The same sample with its mirrored path as an outer product, \(-g\epsilon^\top\) for the scale."""
         if "mirrored" not in parts.paths:
             return parts
         paths = dict(parts.paths)
         cotangent = paths.pop("mirrored")
         outer = Outer(cotangent, cotangent[:, None], -self.noise[:, None])
-        return Parts(paths, parts.exacts, (*parts.outers, outer), parts.dense)
+        return FactoredGradient(paths, parts.exacts, (*parts.outers, outer), parts.dense)

@@ -9,18 +9,18 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from quell.families.base import AbstractParticles
+from quell.families.base import AbstractGradientAlgebra
+from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_gram import FullRankGram
 from quell.families.full_rank_white import WhiteFullRank
 from quell.families.location_scale import LocationScale, standard_log_prob
-from quell.parts import Exact, Outer, Parts
-from quell.quadratic import Quadratic
+from quell.models.quadratic import Quadratic
 
 Latents = Float[Array, "sample latent"]
 
 
-class FullRankParticles(AbstractParticles):
+class FullRankAlgebra(AbstractGradientAlgebra):
     """The gradients taken at one draw from a full-rank Gaussian.
 
     Args:
@@ -55,29 +55,29 @@ class FullRankParticles(AbstractParticles):
 
     # Estimators' samples
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
         exact = Exact(self._diagonal(-self.at.slope / jnp.diagonal(self.at.tril)), weight)
         grads = -weight[:, None] * self.log_prob_grads(transport)
         if transport != "symmetric":
-            return Parts(paths={transport: grads}, exacts=(exact,))
+            return FactoredGradient(paths={transport: grads}, exacts=(exact,))
         white = _solve_rows(self.at.tril, self.latents(transport) - self.at.loc, transpose=False)
-        return Parts(exacts=(exact,), outers=(Outer(grads, grads[:, None], white[:, None]),))
+        return FactoredGradient(exacts=(exact,), outers=(Outer(grads, grads[:, None], white[:, None]),))
 
-    def transposed(self, grads: Latents) -> Parts:
+    def transposed(self, grads: Latents) -> FactoredGradient:
         r"""The Cholesky path of gradients \(g\), with the scale part \((L^{-\top}\epsilon)(L^\top g)^\top\) instead."""
-        return Parts(outers=(Outer(grads, self._precision_noise[:, None], (grads @ self.at.tril)[:, None]),))
+        return FactoredGradient(outers=(Outer(grads, self._precision_noise[:, None], (grads @ self.at.tril)[:, None]),))
 
-    def entropy_grad(self) -> Parts:
-        return Parts(exacts=(Exact(self._diagonal(self.at.slope / jnp.diagonal(self.at.tril))),))
+    def entropy_grad(self) -> FactoredGradient:
+        return FactoredGradient(exacts=(Exact(self._diagonal(self.at.slope / jnp.diagonal(self.at.tril))),))
 
-    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         if not per_sample:
-            return Parts(exacts=(Exact(self._quadratic_grad(quadratic)),))
+            return FactoredGradient(exacts=(Exact(self._quadratic_grad(quadratic)),))
         if quadratic.curvature.rank**2 > self.at.loc.shape[0]:
-            return Parts(dense=jax.vmap(self._quadratic_grad)(quadratic))
+            return FactoredGradient(dense=jax.vmap(self._quadratic_grad)(quadratic))
         left, right = jax.vmap(lambda q: q.curvature.factors())(quadratic)
         location = jax.vmap(lambda q: q.grad(self.at.loc))(quadratic)
-        return Parts(outers=(Outer(location, left, right @ self.at.tril),))
+        return FactoredGradient(outers=(Outer(location, left, right @ self.at.tril),))
 
     def _quadratic_grad(self, quadratic: Quadratic) -> LocationScale:
         scale = self.at.mask * (quadratic.curvature.matmul(self.at.tril))
@@ -85,7 +85,7 @@ class FullRankParticles(AbstractParticles):
 
     # To parameters
 
-    def dense(self, parts: Parts) -> LocationScale:
+    def dense(self, parts: FactoredGradient) -> LocationScale:
         num = self.at.noise.shape[0]
         total = LocationScale(jnp.zeros_like(self.at.noise), jnp.zeros((num, *self.at.tril.shape), self.at.noise.dtype))
         parts = self.at.without_mirror(parts)
@@ -95,7 +95,7 @@ class FullRankParticles(AbstractParticles):
         pieces += [] if parts.dense is None else [parts.dense]
         return functools.reduce(_add, pieces, total)
 
-    def pullback(self, parts: Parts) -> LocationScale:
+    def pullback(self, parts: FactoredGradient) -> LocationScale:
         num = self.at.noise.shape[0]
         total = LocationScale(jnp.zeros_like(self.at.loc), jnp.zeros_like(self.at.tril))
         parts = self.at.without_mirror(parts)
@@ -118,17 +118,17 @@ class FullRankParticles(AbstractParticles):
             total = _add(total, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), parts.dense))
         return jax.tree.map(lambda leaf: leaf / num, total)
 
-    def gram(self, samples: Sequence[Parts]) -> Float[Array, "variate variate"]:
+    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         gram = FullRankGram(self.at, samples)
         return gram.location_gram() + gram.scale_gram()
 
-    def leaf_grams(self, samples: Sequence[Parts]) -> Float[Array, "leaf variate variate"]:
+    def leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
         gram = FullRankGram(self.at, samples)
         return jnp.stack([gram.location_gram(), gram.scale_gram()])
 
-    def whitened(self, samples: Sequence[Parts]) -> tuple["FullRankParticles", list[Parts]]:
+    def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["FullRankAlgebra", list[FactoredGradient]]:
         white = WhiteFullRank(self.at)
-        return FullRankParticles(white.at), [white.parts(sample) for sample in samples]
+        return FullRankAlgebra(white.at), [white.parts(sample) for sample in samples]
 
     def _diagonal(self, values: Float[Array, "latent"]) -> LocationScale:
         """A value whose scale is diagonal, kept as a vector until it is carried to the parameters."""

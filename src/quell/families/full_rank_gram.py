@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.full_rank_draw import FullRankDraw
-from quell.parts import Exact, Outer, Parts
 
 Latents = Float[Array, "sample latent"]
 Scale = Float[Array, "latent latent"] | Float[Array, "latent"]
@@ -32,7 +32,7 @@ class FullRankGram:
         samples: whose inner products are asked for.
     """
 
-    def __init__(self, at: FullRankDraw, samples: Sequence[Parts]) -> None:
+    def __init__(self, at: FullRankDraw, samples: Sequence[FactoredGradient]) -> None:
         """Sort the pieces."""
         self.at = at
         samples = [at.without_mirror(sample) for sample in samples]
@@ -131,14 +131,14 @@ class FullRankGram:
 
     # Pieces
 
-    def _mean(self, sample: Parts) -> Latents:
+    def _mean(self, sample: FactoredGradient) -> Latents:
         """The mean's part of a sample."""
         pieces = [*sample.paths.values(), *(outer.location for outer in sample.outers)]
         pieces += [self.at.weight(exact)[:, None] * exact.value.loc for exact in sample.exacts]
         pieces += [] if sample.dense is None else [sample.dense.loc]
         return sum(pieces, jnp.zeros_like(self.at.noise))
 
-    def _heavy(self, samples: Sequence[Parts]) -> Float[Array, "sample heavy latent latent"]:
+    def _heavy(self, samples: Sequence[FactoredGradient]) -> Float[Array, "sample heavy latent latent"]:
         """The scale of heavy pieces."""
         empty = jnp.zeros_like(self.at.noise)
         paths = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples], axis=1)

@@ -11,9 +11,9 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.full_rank_draw import FullRankDraw
 from quell.families.location_scale import LocationScale
-from quell.parts import Exact, Outer, Parts
 
 
 class WhiteFullRank:
@@ -34,7 +34,7 @@ class WhiteFullRank:
             jnp.zeros_like(before.loc), jnp.eye(*before.tril.shape, dtype=slope.dtype), slope, before.noise
         )
 
-    def parts(self, sample: Parts) -> Parts:
+    def parts(self, sample: FactoredGradient) -> FactoredGradient:
         """One sample, still factored."""
         before, tril = self.before, self.before.tril
         sample = before.without_mirror(sample)
@@ -44,7 +44,7 @@ class WhiteFullRank:
             raw = before.root.pullback_rows(cotangent, before.noise)
             path = LocationScale(cotangent @ tril, self.at.mask * (tril.T @ raw))
             dense = path if dense is None else LocationScale(dense.loc + path.loc, dense.scale + path.scale)
-        return Parts(
+        return FactoredGradient(
             {name: cotangent @ tril for name, cotangent in sample.paths.items() if name != "symmetric"},
             tuple(Exact(self._value(exact.value), exact.weight) for exact in sample.exacts),
             tuple(Outer(outer.location @ tril, outer.left @ tril, outer.right) for outer in sample.outers),

@@ -9,7 +9,7 @@ from jax.scipy.special import digamma, gammaln, polygamma
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from quell.checks import check_count, check_positive
+from quell.core.checks import check_count, check_positive
 from quell.families.dense import AbstractDenseFamily
 from quell.families.gamma_quantile import log_gamma_quantile
 from quell.families.uniform import open_uniform

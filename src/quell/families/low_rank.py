@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
-from quell.checks import check_count, check_positive
+from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily
 from quell.families.location_scale import standard_normal
-from quell.families.low_rank_gradient import LowRankParticles
+from quell.families.low_rank_gradient import LowRankAlgebra
 from quell.families.low_rank_params import LowRankParams, whitened_factor
-from quell.quadratic import squares_in_rows
+from quell.models.quadratic import squares_in_rows
 
 START = 0.1
 """Size of the factor's entries at the start, in units of the scale: 1% of the variance, times the rank."""
@@ -106,8 +106,8 @@ class LowRank(AbstractFamily):
         own = squares_in_rows(rows, jnp.exp(2.0 * params.log_scale))
         return own + jnp.sum((rows @ params.factor) ** 2, axis=-1)
 
-    def particles(self, params: LowRankParams, noise: Float[Array, "sample noise"]) -> LowRankParticles:
-        return LowRankParticles(self, params, noise)
+    def algebra(self, params: LowRankParams, noise: Float[Array, "sample noise"]) -> LowRankAlgebra:
+        return LowRankAlgebra(self, params, noise)
 
 
 def _log_det(params: LowRankParams, root: Float[Array, "rank rank"]) -> Float[Array, ""]:

@@ -14,16 +14,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.families.coordinate_blocks import AbstractBlockParticles, DenseBlock, Start, block_of
+from quell.families.coordinate_blocks import AbstractBlockAlgebra, DenseBlock, Start, block_of
+from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.low_rank_params import LowRankParams, whitened_factor
-from quell.parts import Exact, Outer, Parts
-from quell.quadratic import Quadratic
+from quell.models.quadratic import Quadratic
 
 if TYPE_CHECKING:
     from quell.families.low_rank import LowRank
 
 
-class LowRankParticles(AbstractBlockParticles):
+class LowRankAlgebra(AbstractBlockAlgebra):
     """One draw from a low-rank Gaussian.
 
     Args:
@@ -57,29 +57,29 @@ class LowRankParticles(AbstractBlockParticles):
         inner = jax.scipy.linalg.cho_solve((root, True), factor.T @ white.T)
         return -(white - inner.T @ factor.T) / self.scale
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
         grads = self.log_prob_grads(transport)
         weighted = weight[:, None] * grads
         exact = Exact(jax.tree.map(jnp.negative, jax.grad(self.family.entropy)(self.params)), weight)
-        return Parts(exacts=(exact,), outers=(Outer(-weighted, weighted[:, None], grads[:, None]),))
+        return FactoredGradient(exacts=(exact,), outers=(Outer(-weighted, weighted[:, None], grads[:, None]),))
 
-    def entropy_grad(self) -> Parts:
-        return Parts(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
+    def entropy_grad(self) -> FactoredGradient:
+        return FactoredGradient(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
 
-    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         def grad(one: Quadratic) -> LowRankParams:
             curvature = one.curvature
             bend = self.scale**2 * curvature.diagonal()
             return LowRankParams(one.grad(self.params.loc), bend, curvature.matmul(self.params.factor))
 
         if not per_sample:
-            return Parts(exacts=(Exact(grad(quadratic)),))
+            return FactoredGradient(exacts=(Exact(grad(quadratic)),))
         if quadratic.curvature.rank > self.family.rank:  # then a dense gradient is no larger than the curvature itself
-            return Parts(dense=jax.vmap(grad)(quadratic))
+            return FactoredGradient(dense=jax.vmap(grad)(quadratic))
         location = jax.vmap(lambda one: one.grad(self.params.loc))(quadratic)
-        return Parts(outers=(Outer(location, *jax.vmap(lambda one: one.curvature.factors())(quadratic)),))
+        return FactoredGradient(outers=(Outer(location, *jax.vmap(lambda one: one.curvature.factors())(quadratic)),))
 
-    def dense_block(self, parts: Parts) -> DenseBlock:
+    def dense_block(self, parts: FactoredGradient) -> DenseBlock:
         projected = [outer.right @ self.params.factor for outer in parts.outers]
         num = self.own.shape[0]
 
@@ -105,7 +105,7 @@ class LowRankParticles(AbstractBlockParticles):
 
         return block
 
-    def pullback(self, parts: Parts) -> LowRankParams:
+    def pullback(self, parts: FactoredGradient) -> LowRankParams:
         num = self.own.shape[0]
         pieces = [
             LowRankParams(

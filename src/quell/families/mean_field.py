@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.checks import check_count, check_positive
+from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily
-from quell.families.coordinate_blocks import AbstractBlockParticles, DenseBlock, Start, block_of
+from quell.families.coordinate_blocks import AbstractBlockAlgebra, DenseBlock, Start, block_of
+from quell.families.factored import Exact, FactoredGradient
 from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
-from quell.parts import Exact, Parts
-from quell.quadratic import Quadratic, squares_in_rows
+from quell.models.quadratic import Quadratic, squares_in_rows
 
 
 class MeanField(AbstractFamily):
@@ -88,11 +88,11 @@ class MeanField(AbstractFamily):
     def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         return squares_in_rows(rows, self.variance(params))
 
-    def particles(self, params: PyTree, noise: Float[Array, "sample latent"]) -> "MeanFieldParticles":
-        return MeanFieldParticles(self, params, noise)
+    def algebra(self, params: PyTree, noise: Float[Array, "sample latent"]) -> "MeanFieldAlgebra":
+        return MeanFieldAlgebra(self, params, noise)
 
 
-class MeanFieldParticles(AbstractBlockParticles):
+class MeanFieldAlgebra(AbstractBlockAlgebra):
     """Gradients of a mean-field Gaussian: a path is one vector a replicate, and the scale's part of it never kept.
 
     Args:
@@ -130,22 +130,22 @@ class MeanFieldParticles(AbstractBlockParticles):
     def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
         return -self._noise(transport) / self.scale
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> Parts:
+    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
         path = {transport: -weight[:, None] * self.log_prob_grads(transport)}
-        return Parts(paths=path, exacts=(Exact(self._minus_log_scale_grad(), weight),))
+        return FactoredGradient(paths=path, exacts=(Exact(self._minus_log_scale_grad(), weight),))
 
-    def entropy_grad(self) -> Parts:
-        return -Parts(exacts=(Exact(self._minus_log_scale_grad()),))
+    def entropy_grad(self) -> FactoredGradient:
+        return -FactoredGradient(exacts=(Exact(self._minus_log_scale_grad()),))
 
-    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> Parts:
+    def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         def grad(one: Quadratic) -> LocationScale:
             return LocationScale(one.grad(self.params.loc), one.curvature.diagonal() * self.scale * self.slope)
 
         if per_sample:
-            return Parts(dense=jax.vmap(grad)(quadratic))
-        return Parts(exacts=(Exact(grad(quadratic)),))
+            return FactoredGradient(dense=jax.vmap(grad)(quadratic))
+        return FactoredGradient(exacts=(Exact(grad(quadratic)),))
 
-    def dense_block(self, parts: Parts) -> DenseBlock:
+    def dense_block(self, parts: FactoredGradient) -> DenseBlock:
         def block(start: Start, size: int) -> LocationScale:
             noise, slope = block_of((self.noise, self.slope), start, size)
             total = LocationScale(jnp.zeros_like(noise), jnp.zeros_like(noise))
@@ -162,7 +162,7 @@ class MeanFieldParticles(AbstractBlockParticles):
 
         return block
 
-    def pullback(self, parts: Parts) -> LocationScale:
+    def pullback(self, parts: FactoredGradient) -> LocationScale:
         total = LocationScale(jnp.zeros_like(self.scale), jnp.zeros_like(self.scale))
         for transport, cotangent in parts.paths.items():
             scale = self.slope * jnp.mean(cotangent * self._noise(transport), axis=0)
@@ -174,9 +174,9 @@ class MeanFieldParticles(AbstractBlockParticles):
             total = jax.tree.map(lambda t, leaf: t + jnp.mean(leaf, axis=0), total, parts.dense)
         return total if self.units is None else jax.tree.map(jnp.multiply, total, self.units)
 
-    def whitened(self, samples: Sequence[Parts]) -> tuple["MeanFieldParticles", list[Parts]]:
+    def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["MeanFieldAlgebra", list[FactoredGradient]]:
         units = LocationScale(self.scale, math.sqrt(0.5) * self.scale / self.slope)
-        return MeanFieldParticles(self.family, self.params, self.noise, units), list(samples)
+        return MeanFieldAlgebra(self.family, self.params, self.noise, units), list(samples)
 
     def _noise(self, transport: str) -> Float[Array, "sample latent"]:
         return _turned(self.noise, transport)

@@ -10,8 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.families.base import AbstractFamily
-from quell.families.dense import AbstractDenseFamily, DenseParticles
-from quell.parts import Parts
+from quell.families.dense import AbstractDenseFamily, DenseAlgebra
+from quell.families.factored import FactoredGradient
 
 
 class Product(AbstractDenseFamily):
@@ -96,8 +96,8 @@ class Product(AbstractDenseFamily):
     def transport(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
         return jnp.concatenate([self._block_latent(b, params[b], row) for b, row in self._split_noise(noise).items()])
 
-    def particles(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "ProductParticles":
-        return ProductParticles(self, params, noise)
+    def algebra(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "ProductAlgebra":
+        return ProductAlgebra(self, params, noise)
 
     def split(self, z: Float[Array, "*batch latent"]) -> dict[str, Float[Array, "*batch _"]]:
         """The latent by block."""
@@ -119,7 +119,7 @@ class Product(AbstractDenseFamily):
 
     def _block_latent(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "block"]:
         block = self.blocks[name]
-        return block.particles(params, noise[None]).latents(block.sampling)[0]
+        return block.algebra(params, noise[None]).latents(block.sampling)[0]
 
     def _split_noise(self, noise: Float[Array, "noise"]) -> dict[str, Float[Array, "_"]]:
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -130,12 +130,12 @@ class Product(AbstractDenseFamily):
         return _split(noise, {name: shape[1] for name, shape in zip(self.order, shapes, strict=True)})
 
 
-class ProductParticles(DenseParticles):
+class ProductAlgebra(DenseAlgebra):
     """Gradients of a product of blocks."""
 
     family: Product
 
-    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> Parts:
+    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> FactoredGradient:
         def one(noise: Array, value: Array, grad: Array) -> PyTree:
             z = jax.lax.stop_gradient(self.family.path(self.params, noise))
 
@@ -144,7 +144,7 @@ class ProductParticles(DenseParticles):
 
             return jax.grad(surrogate)(self.params)
 
-        return Parts(dense=jax.vmap(one)(self.noise, values, grads))
+        return FactoredGradient(dense=jax.vmap(one)(self.noise, values, grads))
 
 
 def _split(array: Float[Array, "*batch flat"], lengths: dict[str, int]) -> dict[str, Float[Array, "*batch _"]]:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.data.access import num_rows
 from quell.models.prior import AbstractPrior
-from quell.quadratic import Quadratic, expand_function
+from quell.models.quadratic import Quadratic, expand_function
 
 
 class AbstractDataExpansion(eqx.Module):

@@ -11,7 +11,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
-from quell.checks import check_count, check_finite
+from quell.core.checks import check_count, check_finite
 from quell.data import DiskRows
 from quell.data.check import check_disk_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 from numpy.typing import ArrayLike
 
-from quell.checks import check_positive
+from quell.core.checks import check_positive
 from quell.data import DiskRows
 from quell.data.access import like_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.linear_data import LinearData, counted_data, folded_data, linear_data
 from quell.models.prior import AbstractPrior, NormalPrior
+from quell.models.quadratic import FactoredCurvature, Quadratic
 from quell.models.quadrature import normal_expectation
 from quell.models.row_moments import RowMoments, row_moments
-from quell.quadratic import FactoredCurvature, Quadratic
 
 LogDensity = Callable[[Array, Array], Array]
 ExpectedLogDensity = Callable[[Array, Array, Array], Array]

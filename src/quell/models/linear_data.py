@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
-from quell.checks import check_finite
+from quell.core.checks import check_finite
 from quell.data import DiskRows
 from quell.data.check import check_disk_rows
 from quell.data.disk_rows import join_rows

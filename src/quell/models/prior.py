@@ -9,8 +9,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.checks import check_positive
-from quell.quadratic import DiagonalCurvature, Quadratic
+from quell.core.checks import check_positive
+from quell.models.quadratic import DiagonalCurvature, Quadratic
 
 
 class AbstractPrior(eqx.Module):

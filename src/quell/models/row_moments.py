@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PyTree
 
-from quell.compilation import quick_jit
+from quell.core.compilation import quick_jit
 from quell.data import DiskRows
 from quell.data.access import like_rows
 from quell.models.row_sum import ROWS_AT_ONCE, sum_over_rows

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
+from quell.core.devices import num_devices, spread
 from quell.data.access import most_rows, num_rows, on_disk, slice_rows
-from quell.devices import num_devices, spread
 
 RowFunction = Callable[[PyTree, Bool[Array, "datum"]], Any]
 """A function of some rows and of which of them count; what it returns is summed."""

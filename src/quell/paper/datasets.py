@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from quell.atomic import write_atomically
-from quell.checks import check_name
+from quell.core.atomic import write_atomically
+from quell.core.checks import check_name
 
 HALF_SEED = 0
 """Seed of the rows in the `ionosphere` half: the first 176 of `default_rng(0).permutation(351)`."""

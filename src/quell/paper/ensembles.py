@@ -3,7 +3,7 @@
 
 from collections.abc import Iterable
 
-from quell.checks import check_name
+from quell.core.checks import check_name
 from quell.variates import VARIATES, ControlVariate
 
 SUBSETS = {

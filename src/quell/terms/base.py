@@ -6,10 +6,9 @@ from abc import abstractmethod
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic
 
 
 class AbstractTerm(eqx.Module):
@@ -51,7 +50,7 @@ class AbstractTerm(eqx.Module):
         r"""Second-order Taylor expansion of \(f\) around an anchor, on one batch."""
 
     @abstractmethod
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         r"""\(\nabla_w E_{q_w} f(Z)\) exactly."""
 
     @abstractmethod

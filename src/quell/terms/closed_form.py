@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PyTree
 
-from quell.evaluation import Batch, Evaluation
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.models import LinearPredictor
+from quell.models.quadratic import Quadratic
 from quell.models.row_sum import ROWS_AT_ONCE, rows_for, sum_over_rows
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
 
 
 def batch_factor(problem: Problem, batch: Batch) -> float:
@@ -32,14 +31,16 @@ def sum_over_data(
     return sum_over_rows(of_rows, model.data, at_once=ROWS_AT_ONCE)
 
 
-def expected_grad(evaluation: Evaluation, quadratic: Callable[[Batch], Quadratic], *, full_data: bool) -> Parts:
+def expected_grad(
+    evaluation: Evaluation, quadratic: Callable[[Batch], Quadratic], *, full_data: bool
+) -> FactoredGradient:
     r"""\(\nabla_w E_{q_w}\) of the quadratic that a batch defines; per replicate where batches differ."""
     per_sample = evaluation.has_batch_axis(full_data=full_data)
     quadratics = evaluation.map_batches(quadratic, full_data=full_data)
-    return evaluation.particles.expected_quadratic_grad(quadratics, per_sample=per_sample)
+    return evaluation.algebra.expected_quadratic_grad(quadratics, per_sample=per_sample)
 
 
-def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full_data: bool) -> Parts:
+def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full_data: bool) -> FactoredGradient:
     r"""\(\nabla_w E_{q_w}\) of the log-likelihood of a linear predictor under a Gaussian family.
 
     Each predictor is a one-dimensional normal, so that expected derivatives are quadratures, and the gradient is that
@@ -55,10 +56,10 @@ def expected_linear_grad(evaluation: Evaluation, model: LinearPredictor, *, full
         variance = problem.family.predictor_variance(params, batch.rows.features)
         return model.expand_expected(mean, variance, batch.rows).scale(batch_factor(problem, batch))
 
-    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> tuple[Parts, PyTree]:
+    def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> tuple[FactoredGradient, PyTree]:
         variance = problem.family.predictor_variance(params, rows.features)
         quadratic = model.expand_expected(mean, variance, rows, where=counts)
-        particles = problem.family.particles(params, evaluation.draw.noise)  # of their own: they keep what is traced
+        particles = problem.family.algebra(params, evaluation.draw.noise)  # of their own: they keep what is traced
         value = jax.vmap(lambda z: jnp.sum(model.log_likelihood(z, rows), where=counts))
         return particles.expected_quadratic_grad(quadratic, per_sample=False), jax.tree.map(value, latents)
 

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.models import LinearPredictor
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.models.quadratic import Quadratic
 from quell.terms.base import AbstractTerm
 from quell.terms.closed_form import batch_factor, expected_grad, expected_linear_grad, sum_over_data
 
@@ -39,7 +38,7 @@ class Data(AbstractTerm):
         factor = batch_factor(evaluation.problem, batch)
         return evaluation.problem.model.expand(anchor, batch.rows).scale(factor)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         problem = evaluation.problem
         by_blocks = evaluation.reads_all(full_data=full_data) and problem.family.is_gaussian
         if isinstance(problem.model, LinearPredictor) and (by_blocks or not problem.model.likelihood_is_quadratic):

@@ -4,10 +4,9 @@
 import jax
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic, expand_function
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic, expand_function
 from quell.terms.base import AbstractTerm
 
 
@@ -28,11 +27,11 @@ class Prior(AbstractTerm):
         prior = evaluation.problem.model.prior
         return prior.quadratic(anchor) or expand_function(prior.log_prob, anchor)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         problem = evaluation.problem
         quadratic = problem.model.prior.quadratic(problem.family.mean(evaluation.params))
         assert quadratic is not None, "refused before"
-        return evaluation.particles.expected_quadratic_grad(quadratic, per_sample=False)
+        return evaluation.algebra.expected_quadratic_grad(quadratic, per_sample=False)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         if problem.model.prior.quadratic(jax.numpy.zeros(problem.model.dim)) is not None:

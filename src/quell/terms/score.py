@@ -4,10 +4,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import DiagonalCurvature, Quadratic
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import DiagonalCurvature, Quadratic
 from quell.terms.base import AbstractTerm
 
 
@@ -36,8 +35,8 @@ class Score(AbstractTerm):
         zeros = jnp.zeros_like(anchor)
         return Quadratic(anchor, jnp.ones((), anchor.dtype), zeros, DiagonalCurvature(zeros))
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        return Parts()
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
+        return FactoredGradient()
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return None

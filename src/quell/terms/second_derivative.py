@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from quell.data.access import first_rows
+from quell.evaluation import Problem
 from quell.models import AbstractModel
-from quell.problem import Problem
 from quell.terms.base import AbstractTerm
 from quell.terms.data import Data
 from quell.terms.hessian_product import hessian_products

@@ -6,10 +6,9 @@ import functools
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic
 from quell.terms.base import AbstractTerm
 from quell.terms.data import Data
 from quell.terms.prior import Prior
@@ -57,7 +56,7 @@ class Total(AbstractTerm):
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
         raise NotImplementedError("a sum is expanded part by part")
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         return self._sum([part.closed_form(evaluation, full_data=full_data) for part in self.parts])
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

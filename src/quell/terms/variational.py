@@ -6,10 +6,9 @@ import functools
 import jax
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
-from quell.quadratic import Quadratic, expand_function
+from quell.evaluation import Batch, Evaluation, Problem
+from quell.families.factored import FactoredGradient
+from quell.models.quadratic import Quadratic, expand_function
 from quell.terms.base import AbstractTerm
 
 
@@ -29,14 +28,14 @@ class Variational(AbstractTerm):
         return jax.vmap(log_prob)(evaluation.latents(transport))
 
     def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
-        return evaluation.particles.log_prob_grads(transport)
+        return evaluation.algebra.log_prob_grads(transport)
 
     def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
         log_prob = functools.partial(evaluation.problem.family.log_prob, evaluation.params)
         return expand_function(log_prob, anchor)
 
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> Parts:
-        return -evaluation.particles.entropy_grad()
+    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
+        return -evaluation.algebra.entropy_grad()
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return None

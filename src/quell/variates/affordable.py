@@ -7,11 +7,10 @@ from typing import Any
 from jaxtyping import PyTree
 
 from quell.estimators import AbstractEstimator
-from quell.evaluation import Evaluation
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.variates.estimator_pairs import estimate_of, key_of
 from quell.variates.memory import refuses_memory
 from quell.variates.recipe import ControlVariate
-from quell.variates.sides import estimate_of, key_of
 
 
 class Affordable:
@@ -47,4 +46,4 @@ def _refreshed(variate: ControlVariate, evaluation: Evaluation) -> PyTree:
 
 
 def _one_side(variate: ControlVariate, estimator: AbstractEstimator, evaluation: Evaluation) -> PyTree:
-    return evaluation.particles.pullback(estimate_of(evaluation.problem, variate, estimator)(evaluation))
+    return evaluation.algebra.pullback(estimate_of(evaluation.problem, variate, estimator)(evaluation))

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from quell.data.access import datum_size
-from quell.draw import Sampler
-from quell.evaluation import Evaluation
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem, Sampler
 
 ALWAYS_AFFORDABLE = 2**24
 """Numbers in one array: a matrix of 4096 by 4096, which is 64 megabytes in single precision."""

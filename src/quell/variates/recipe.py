@@ -6,9 +6,8 @@ from jaxtyping import PyTree
 
 from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
 from quell.estimators import AbstractEstimator
-from quell.evaluation import Evaluation
-from quell.parts import Parts
-from quell.problem import Problem
+from quell.evaluation import Evaluation, Problem
+from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
 from quell.variates.memory import largest_array, refuses_memory
 
@@ -74,13 +73,13 @@ class ControlVariate(eqx.Module):
         """Everything that a step does with the recipe, but for learning."""
         state = self.init(evaluation.problem)
         after = state if self.learns else self.update(evaluation, state, None)
-        return evaluation.particles.pullback(self.sample(evaluation, state)), after
+        return evaluation.algebra.pullback(self.sample(evaluation, state)), after
 
     def init(self, problem: Problem) -> PyTree:
         """The state of the approximation."""
         return None if self.approximation is None else self.approximation.init(problem)
 
-    def sample(self, evaluation: Evaluation, state: PyTree) -> Parts:
+    def sample(self, evaluation: Evaluation, state: PyTree) -> FactoredGradient:
         """One value a replicate."""
         term = self.term
         if self.approximation is not None:

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run on the clock: only `advance` is timed, and the Gaussians passed on the way are judged off it."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jaxtyping import Array, Float, Key
+
+from experiments.bench.gaussian import Gaussian
+from experiments.bench.runner import AbstractRunner, Setting
+
+TARGETS = (1.0, 0.1)
+"""Nats below the optimum whose times are reported."""
+
+_GROWTH = 0.1
+_JUDGED_EVERY = 5
+_TIMED_S = 0.02
+_STARTS = 5
+_STALLED_AFTER = 2000
+_MOST_STEPS = 10**8
+_NEAR = 5.0
+
+Judge = Callable[[Gaussian], float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """Where runs are to arrive, and who says how far they have come.
+
+    Attributes:
+        judge: the ELBO of a Gaussian.
+        optimum: that runs stop at.
+        beyond: nats above the optimum that a run may go on to, where a better one may be found; then all points near
+            the optimum are judged.
+        judge_s: seconds of a judgement; points that are nearer to each other than that are not judged on the way.
+    """
+
+    judge: Judge
+    optimum: float
+    beyond: float = 0.0
+    judge_s: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What one run passed, where it was judged.
+
+    Attributes:
+        seconds: on the clock, at each judged point.
+        steps: taken until then.
+        elbos: there, in nats.
+    """
+
+    seconds: tuple[float, ...]
+    steps: tuple[int, ...]
+    elbos: tuple[float, ...]
+
+    def seconds_to(self, optimum: float, nats: float) -> float:
+        """Time of the first judged point within some nats of the optimum; infinite if there is none."""
+        pairs = zip(self.seconds, self.elbos, strict=True)
+        return next((seconds for seconds, elbo in pairs if optimum - elbo <= nats), math.inf)
+
+    @property
+    def us_per_step(self) -> float:
+        """Microseconds a step, over the whole run."""
+        return 1e6 * self.seconds[-1] / self.steps[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Warm:
+    """A program that has been compiled.
+
+    Attributes:
+        compile_s: seconds of the first start and the first step, and of what is compiled later.
+        step_s: seconds of a later step.
+        start_s: seconds of a chunk without steps; none for a method that takes only one.
+    """
+
+    compile_s: float
+    step_s: float
+    start_s: float = 0.0
+
+
+def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> Warm:
+    """Compile, and go on until a chunk is long enough to time its steps."""
+    began = time.perf_counter()
+    elapsed, state = _timed(runner, runner.start(key, mean, setting), 1)
+    compile_s, steps, until = time.perf_counter() - began, 1, 2
+    while until <= runner.most_steps(setting) and (until < 2 * runner.warm_steps or elapsed < _TIMED_S):
+        steps = until // 2
+        elapsed, after = _timed(runner, state, until)
+        if elapsed >= _TIMED_S:  # a method may change over to another program on the way
+            first, (elapsed, after) = elapsed, _timed(runner, state, until)
+            compile_s += max(first - elapsed, 0.0)
+        state, until = after, 2 * until
+    if until == 2:
+        return Warm(compile_s, elapsed)
+    start_s = min(_timed(runner, state, until // 2)[0] for _ in range(_STARTS))
+    return Warm(compile_s, max(elapsed - start_s, 0.0) / steps, start_s)
+
+
+def timed_run(
+    runner: AbstractRunner,
+    state: Any,
+    goal: Goal,
+    *,
+    limit: float,
+    most_steps: float | int = math.inf,
+    start_s: float = 0.0,
+) -> Run:
+    """Advance until a tenth of a nat is reached, the steps or the seconds are over, or nothing gets better.
+
+    Chunks are of one step at first and then of a tenth of the steps so far. Every fifth point is judged on the way, or
+    fewer where that takes longer than the steps; and those before the first good one of each target afterwards.
+    Starting a chunk is on the clock once: chunks are for the judgement, and a fit is one program.
+
+    Args:
+        runner: what is run.
+        state: from its `start`.
+        goal: where to arrive.
+        limit: most seconds on the clock.
+        most_steps: after which nothing more will happen.
+        start_s: seconds of starting a chunk.
+    """
+    seconds, steps, points, elbos, next_s = [0.0], [0], [runner.gaussian(state)], {}, goal.judge_s
+    while True:
+        until = int(min(steps[-1] + max(1, int(_GROWTH * steps[-1])), most_steps))
+        elapsed, state = _timed(runner, state, until)
+        seconds.append(seconds[-1] + max(elapsed - start_s, 0.0) if steps[-1] else elapsed)
+        steps.append(until)
+        points.append(runner.gaussian(state))
+        last = len(points) - 1
+        is_over = until >= min(most_steps, _MOST_STEPS) or seconds[-1] >= limit  # an ended fit takes no time for steps
+        if is_over or (last % _JUDGED_EVERY == 0 and seconds[-1] >= next_s):
+            elbos[last], next_s = goal.judge(points[last]), seconds[-1] + goal.judge_s
+            gap = goal.optimum + goal.beyond - elbos[last]
+            if is_over or gap <= TARGETS[-1] or not math.isfinite(gap) or _is_stalled(elbos, steps, most_steps):
+                break
+    for target in TARGETS:
+        _fill(elbos, points, goal.judge, goal.optimum - target)
+    if goal.beyond:
+        _fill_from(elbos, points, goal.judge, goal.optimum - _NEAR)
+    judged = sorted(elbos)
+    return Run(
+        tuple(seconds[k] for k in judged), tuple(steps[k] for k in judged), tuple(float(elbos[k]) for k in judged)
+    )
+
+
+def _timed(runner: AbstractRunner, state: Any, until: int) -> tuple[float, Any]:
+    began = time.perf_counter()
+    state = jax.block_until_ready(runner.advance(state, until))
+    return time.perf_counter() - began, state
+
+
+def _fill(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: float) -> None:
+    """Judge the points between the last judged one below a level and the first above it; of many, halve them first."""
+    while (first := next((k for k in sorted(elbos) if elbos[k] >= level), None)) is not None:
+        before = max((k for k in elbos if k < first), default=0)
+        if first - before <= _JUDGED_EVERY:
+            for k in range(before + 1, first):
+                elbos[k] = judge(points[k])
+            return
+        middle = (before + first) // 2
+        elbos[middle] = judge(points[middle])
+
+
+def _fill_from(elbos: dict[int, float], points: list[Gaussian], judge: Judge, level: float) -> None:
+    """Judge all points from the last judged one below a level on."""
+    first = next((k for k in sorted(elbos) if elbos[k] >= level), None)
+    if first is None:
+        return
+    before = max((k for k in elbos if k < first), default=0)
+    for k in range(before + 1, max(elbos)):
+        if k not in elbos:
+            elbos[k] = judge(points[k])
+
+
+def _is_stalled(elbos: dict[int, float], steps: list[int], most_steps: float | int) -> bool:
+    """Whether a run at a constant rate has found nothing better in the last two thirds of its steps."""
+    if not math.isinf(most_steps) or steps[-1] < _STALLED_AFTER:
+        return False
+    early = [elbo for k, elbo in elbos.items() if steps[k] <= steps[-1] / 3]
+    late = [elbo for k, elbo in elbos.items() if steps[k] > steps[-1] / 3]
+    return bool(early) and max(late) <= max(early)

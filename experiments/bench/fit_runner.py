@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of `quell.fit`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from experiments.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
+from experiments.bench.problems import BenchProblem
+from experiments.bench.runner import AbstractRunner, Axis, Setting
+from experiments.bench.words import gradient_text
+from quell.core.compilation import quick_options
+from quell.fit.automatic import LAST_STEPS, SETTLED
+from quell.fit.loop import LoopState, is_going, take_step
+from quell.fit.plan import FitOptions, FitPlan
+
+START_SCALE = 0.1
+"""Of the families' own start."""
+
+Program = Callable[[LoopState, Array, Array, np.int32], tuple[LoopState, Array]]
+"""Steps from a state and the squared norms of the last gradients, with a key, until their number is given."""
+
+
+class FitState(NamedTuple):
+    """Where a fit stands.
+
+    Args:
+        loop: parameters and all that belongs to them.
+        key: of the fit.
+        base: the gradient that it goes by now, as its choice names it; empty where nothing is chosen.
+        sq_norms: of the gradients of the last steps.
+    """
+
+    loop: LoopState
+    key: Key[Array, ""]
+    base: str
+    sq_norms: Float[Array, "last"]
+
+
+class FitRunner(AbstractRunner):
+    """The steps that `quell.fit` takes, with the walk before them and the look after the first ones.
+
+    Args:
+        bench: the problem.
+        options: of the fit.
+    """
+
+    axes: Mapping[str, Axis] = {}
+
+    def __init__(self, bench: BenchProblem, options: FitOptions, label: str = "") -> None:
+        """Nothing is chosen or compiled yet."""
+        self.bench, self.options, self.label = bench, options, label
+        self._plans: dict[str, tuple[FitPlan, Program]] = {}
+        self._first = ""
+
+    def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> FitState:
+        if not self._plans:
+            params = params_of(isotropic(mean, START_SCALE, full_rank=self.bench.full_rank))
+            options = dataclasses.replace(self.options, params=params)
+            plan = options.plan(self.bench.problem.model, self.bench.problem.family, key)
+            self.label = ", ".join(word for word in (self.label, gradient_text(plan.algorithm.gradient)) if word)
+            self._first = _base_of(plan)
+            self._plans[self._first] = plan, _program_of(plan)
+        return FitState(self._plans[self._first][0].start, key, self._first, jnp.full(LAST_STEPS, jnp.inf))
+
+    def advance(self, state: FitState, until: int) -> FitState:
+        step = int(state.loop.step)
+        if step == 0:
+            state = state._replace(loop=self._plans[state.base][0].begin(state.key, state.loop))
+        if step < SETTLED <= until and state.base == "second order":
+            state = self._settled(self._run(state, SETTLED))
+        return self._run(state, until)
+
+    @property
+    def warm_steps(self) -> int:
+        return SETTLED + 1 if self._first == "second order" else super().warm_steps
+
+    def _run(self, state: FitState, until: int) -> FitState:
+        loop, sq_norms = self._plans[state.base][1](state.loop, state.sq_norms, state.key, np.int32(until))
+        return state._replace(loop=loop, sq_norms=sq_norms)
+
+    def _settled(self, state: FitState) -> FitState:
+        """Look at the noise, and take another gradient where there is too much."""
+        plan = self._plans[state.base][0]
+        assert plan.tuner is not None
+        assert plan.choice is not None
+        last = np.asarray(state.sq_norms).tolist()
+        tuned = plan.tuner.settle(state.loop.params, state.loop.algorithm.gradient, plan.choice, last)
+        if tuned is None:
+            return state
+        changed = plan.changed(tuned)
+        if (base := _base_of(changed)) not in self._plans:
+            self._plans[base] = changed, _program_of(changed)
+            self.label += f", then {gradient_text(changed.algorithm.gradient)}"
+        loop = eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state)
+        return state._replace(loop=loop, base=base)
+
+    def gaussian(self, state: FitState) -> Gaussian:
+        return gaussian_of(state.loop.params)
+
+
+def _base_of(plan: FitPlan) -> str:
+    return "" if plan.choice is None else plan.choice.base
+
+
+def _program_of(plan: FitPlan) -> Program:
+    arrays, static = eqx.partition((plan.algorithm, plan.policy), eqx.is_array)
+
+    def advance(
+        arrays: Any, state: LoopState, sq_norms: Float[Array, "last"], key: Key[Array, ""], until: Int[Array, ""]
+    ) -> tuple[LoopState, Float[Array, "last"]]:
+        algorithm, policy = eqx.combine(arrays, static)
+
+        def step(now: tuple[LoopState, Float[Array, "last"]]) -> tuple[LoopState, Float[Array, "last"]]:
+            after, info = take_step(algorithm, policy, key, now[0])
+            return after, jnp.append(now[1][1:], info.gradient.base_sq_norm.astype(sq_norms.dtype))
+
+        return jax.lax.while_loop(lambda now: is_going(policy, now[0], until), step, (state, sq_norms))
+
+    program = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
+    return functools.partial(program, arrays)

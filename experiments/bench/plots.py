@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark's figure; the only file of `quell.bench` that draws."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.bench.clock import TARGETS
+from quell.diagnostics.looks import PALETTE, on_ground, png_bytes
+
+_COLUMNS = 3
+_GAPS = (0.03, 3e4)
+_OURS = {"quell auto": 2.8, "quell fixed": 1.2, "quell ensemble": 1.2, "quell base": 1.2}
+"""Our methods that are drawn, with the widths of their lines; the table has all."""
+
+
+def draw_gaps(content: dict[str, Any], path: Path) -> None:
+    """Draw the least gap so far against the seconds, one panel a problem: the peers, and of our methods the main ones.
+
+    Args:
+        content: of `bench.json`.
+        path: of the PNG.
+    """
+    with on_ground("light"):
+        path.write_bytes(png_bytes(_figure(content["curves"]), dpi=130))
+
+
+def _figure(curves: list[dict[str, Any]]) -> Any:
+    from matplotlib.figure import Figure
+
+    curves = [curve for curve in curves if curve["method"] in _OURS or not curve["method"].startswith("quell")]
+    problems = list(dict.fromkeys(curve["problem"] for curve in curves))
+    styles = _styles(list(dict.fromkeys(curve["method"] for curve in curves)))
+    columns = min(_COLUMNS, len(problems))
+    rows = -(-len(problems) // columns)
+    figure = Figure(figsize=(max(4.2 * columns, 6.4), 3.4 * rows + 1.4), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, problem in zip(panels, problems, strict=False):
+        for curve in curves:
+            if curve["problem"] == problem:
+                gaps = np.clip(np.minimum.accumulate(curve["gaps"]), *_GAPS)
+                axes.plot(curve["seconds"], gaps, **styles[curve["method"]])
+        for nats in TARGETS:
+            axes.axhline(nats, color="#888888", linewidth=1.0, linestyle=":")
+        axes.set(title=problem, xscale="log", yscale="log", xlabel="seconds after compilation")
+        axes.grid(alpha=0.25)
+    for axes in panels[len(problems) :]:
+        axes.set_visible(False)
+    for axes in panels[::columns]:
+        axes.set_ylabel("nats below the optimum")
+    _add_legend(figure, styles)
+    return figure
+
+
+def _styles(methods: list[str]) -> dict[str, dict[str, Any]]:
+    """Ours as full lines, the automatic choice a thick one, peers dashed; each with a colour of its own."""
+    ordered = [*(name for name in _OURS if name in methods), *(name for name in methods if name not in _OURS)]
+    styles = {}
+    for number, name in enumerate(ordered):
+        look = {"linewidth": _OURS[name]} if name in _OURS else {"linewidth": 1.6, "linestyle": "--", "marker": "."}
+        styles[name] = {"color": PALETTE[number % len(PALETTE)], "label": name, **look}
+    return styles
+
+
+def _add_legend(figure: Any, styles: dict[str, dict[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **style) for style in styles.values()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fit for ArviZ: the only file that imports it."""
+
+import importlib.metadata
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from quell.core.checks import check_count, check_key
+from quell.core.version import VERSION
+from quell.diagnostics.blocks import named_leaves
+from quell.diagnostics.densities import log_likelihoods, score_sample
+from quell.diagnostics.khat import khat_of
+from quell.diagnostics.pareto import LEAST
+from quell.fit.history import History
+from quell.fit.result import FitResult
+from quell.gradient import Gradient
+from quell.models import AbstractModel
+
+AFFORDABLE = 10_000_000
+"""Log-likelihoods, samples times data, that are stored without being asked for."""
+
+
+def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood: bool | None = None) -> Any:
+    """Groups of ArviZ from the samples and the history of a fit; see `FitResult.to_arviz`.
+
+    Args:
+        result: of a fit.
+        key: for the samples.
+        num: samples, at least 25.
+        log_likelihood: whether to store that of each datum; `None` where it is affordable.
+
+    Returns:
+        An `InferenceData` of ArviZ before 1.0, a `DataTree` of xarray from then on.
+    """
+    check_key(key)
+    check_count("num", num, least=LEAST)
+    arviz = _arviz()
+    import xarray
+
+    sample = score_sample(key, result.problem, result.params, num)
+    khat, model, latents = khat_of(sample, result.problem.family), result.problem.model, sample.latents
+    attributes = {
+        "inference_library": "quell",
+        "inference_library_version": VERSION,
+        "khat": khat.value,
+        "khat_threshold": khat.threshold,
+        "status": result.status.name.lower(),
+        "seconds": result.seconds,
+    }
+    groups = {
+        "posterior": xarray.Dataset(_posterior(model, latents), _draws(latents)),
+        "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
+        "fit": _fit(result.history, result.gradient),
+    }
+    if log_likelihood or (log_likelihood is None and latents.shape[0] * model.num_data <= AFFORDABLE):
+        groups["log_likelihood"] = xarray.Dataset({"obs": _one_chain(log_likelihoods(model, latents), "datum")})
+    groups = {name: group.assign_attrs(attributes) for name, group in groups.items()}
+    if _has_data_tree():
+        return xarray.DataTree.from_dict(groups)
+    return arviz.InferenceData(**groups)
+
+
+def _posterior(model: AbstractModel, latents: Float[Array, "sample latent"]) -> dict[str, Any]:
+    """Constrained values by name; a slash would mean a folder in a file."""
+    leaves = named_leaves(jax.vmap(model.constrain)(latents))
+    plain = [name.replace("/", ".") for name in leaves]
+    names = plain if len(set(plain)) == len(plain) else [name.replace("/", "__") for name in leaves]
+    return {
+        name: _one_chain(np.asarray(leaf), *(f"{name}_dim_{axis}" for axis in range(leaf.ndim - 1)))
+        for name, leaf in zip(names, leaves.values(), strict=True)
+    }
+
+
+def _draws(latents: Float[Array, "sample latent"]) -> dict[str, Any]:
+    return {"chain": np.arange(1), "draw": np.arange(latents.shape[0])}
+
+
+def _one_chain(values: np.ndarray, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
+    return ("chain", "draw", *dims), values[None]
+
+
+def _fit(history: History, gradient: Gradient) -> Any:
+    import xarray
+
+    axis = "weight" if gradient.rule.by_leaf else "variate"
+    values = {
+        "elbo": ("step", history.elbo),
+        "base_sq_norm": ("step", history.base_sq_norm),
+        "combined_sq_norm": ("step", history.combined_sq_norm),
+        "weights": (("step", axis), history.weights),
+        "skipped": ("step", history.skipped),
+    }
+    return xarray.Dataset(values, {axis: np.array(gradient.weight_names, object).astype(str)})
+
+
+def _has_data_tree() -> bool:
+    """From its first version on, ArviZ works on xarray's own tree."""
+    return int(importlib.metadata.version("arviz").split(".")[0]) >= 1
+
+
+def _arviz() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 at each import
+            import arviz
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "`to_arviz` was called, and ArviZ is not installed. The extra `arviz` was needed. "
+            "Type `pip install 'quell[arviz]'`."
+        ) from error
+    return arviz

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NumPyro models in, losses for NumPyro's SVI out."""

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of a NumPyro model that does not belong to a row of the data."""
+
+import functools
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.extend.core import Literal
+from jaxtyping import Array, Float
+
+from quell.adapters.numpyro.call import Call
+from quell.adapters.numpyro.run import Rows, Site, is_real
+from quell.adapters.numpyro.structure import Structure
+from quell.models import AbstractPrior
+from quell.models.quadratic import DiagonalCurvature, Quadratic
+
+Latent = Float[Array, "latent"]
+
+
+class NormalMoments(NamedTuple):
+    """Mean and standard deviation of each coordinate of the flat latent."""
+
+    loc: Latent
+    scale: Latent
+
+
+class NumPyroPrior(AbstractPrior):
+    """Log density of the latents on the real line, and of observations outside the data's plate.
+
+    Args:
+        call: the model.
+        structure: of it.
+        moments: of independent normals, where all latents are.
+    """
+
+    call: Call
+    structure: Structure
+    moments: NormalMoments | None
+
+    def log_prob(self, z: Latent) -> Float[Array, ""]:
+        return _log_prior(self.call, self.structure, z)  # pyright: ignore[reportCallIssue]
+
+    def quadratic(self, like: Latent) -> Quadratic | None:
+        if self.moments is None:
+            return None
+        loc, scale = (moment.astype(like.dtype) for moment in self.moments)
+        constant = -jnp.sum(jnp.log(scale)) - 0.5 * like.shape[0] * jnp.log(2 * jnp.pi).astype(like.dtype)
+        return Quadratic(loc, constant, jnp.zeros_like(loc), DiagonalCurvature(-1.0 / scale**2))
+
+
+@functools.partial(eqx.filter_jit, inline=True)  # pyright: ignore[reportCallIssue]
+def _log_prior(call: Call, structure: Structure, z: Latent) -> Float[Array, ""]:
+    """Run the model; traced once for all that ask for it."""
+    return structure.rest_of(call.run(structure.unravel(z), Rows()))
+
+
+def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:
+    """The prior's moments where it is made of independent normals that depend on no latent; else `None`."""
+
+    def moments(z: Latent) -> list[NormalMoments | None]:
+        sites = call.run(structure.unravel(z), Rows()).sites
+        return [_moments_of(sites[name]) for name in structure.names]
+
+    start = jnp.zeros(structure.latent_dim)
+    pieces = jax.jit(moments)(start)
+    if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, start):
+        return None
+    return jax.tree.map(lambda *leaves: jnp.concatenate([leaf.ravel() for leaf in leaves]), *pieces)
+
+
+def _moments_of(site: Site) -> NormalMoments | None:
+    base, shape = site["fn"], jnp.shape(site["value"])
+    while isinstance(base, dist.Independent | dist.ExpandedDistribution):
+        base = base.base_dist
+    is_scaled = site["scale"] is not None and not (isinstance(site["scale"], int | float) and site["scale"] == 1)
+    if not isinstance(base, dist.Normal) or not is_real(site["fn"].support) or is_scaled:
+        return None
+    loc, scale = (jnp.broadcast_to(jnp.asarray(moment), shape) for moment in (base.loc, base.scale))
+    return NormalMoments(loc, scale)
+
+
+def _depends(function: Any, z: Latent) -> bool:
+    """Whether any operation on the way to the result reads the argument."""
+    jaxpr = jax.make_jaxpr(function)(z).jaxpr
+    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if needed & set(equation.outvars):
+            needed |= {var for var in equation.invars if not isinstance(var, Literal)}
+    return bool(needed & set(jaxpr.invars))

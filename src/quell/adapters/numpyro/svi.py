@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quiet gradients in a NumPyro script, by changing one line."""
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+from numpyro import infer, optim
+from numpyro.infer import elbo
+
+from quell.adapters.numpyro import family_ensemble
+from quell.adapters.numpyro.family_ensemble import FamilyEnsemble
+from quell.adapters.numpyro.trace_ensemble import TraceEnsemble
+from quell.combine import Rule
+from quell.core.checks import check_count
+from quell.gradient import list_variates
+from quell.models import ModelError
+from quell.variates import ControlVariate
+
+
+class EnsembleELBO(elbo.ELBO):
+    """The ELBO, with gradients that an ensemble of control variates makes quiet.
+
+    For `AutoDiagonalNormal`, `AutoNormal`, `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal` the variates
+    are those of `quell.fit`; for every other guide those that need only the densities of its sites. The weights are
+    learned from step to step, which takes `quell.adapters.SVI`: NumPyro's own keeps no state for a loss, and there
+    this loss is sticking the landing, with a warning.
+
+    Args:
+        num_particles: samples a step.
+        variates: for the guides above; by default the cheap ones that suit the problem.
+        rule: how the weights are learned.
+        same_data: a promise that all calls of `update` have the same arguments, as those of `run` have. Then what was
+            computed from all data serves many steps, and corrects for a subsampled plate too.
+
+    Bias: none; none but for a promise that is broken.
+
+    Example:
+        >>> import jax, numpyro, numpyro.distributions as dist
+        >>> from numpyro.infer.autoguide import AutoNormal
+        >>> from quell.adapters import SVI, EnsembleELBO
+        >>> def model(y):
+        ...     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("data", y.shape[0]):
+        ...         numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+        >>> svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(0.1), loss=EnsembleELBO())
+        >>> result = svi.run(jax.random.key(0), 100, jax.numpy.arange(5.0), progress_bar=False)
+        >>> sorted(result.params)
+        ['mean_auto_loc', 'mean_auto_scale']
+    """
+
+    can_infer_discrete = True
+
+    def __init__(
+        self,
+        num_particles: int = 1,
+        *,
+        variates: Iterable[ControlVariate] | None = None,
+        rule: Rule | None = None,
+        same_data: bool = False,
+    ) -> None:
+        """Keep the settings."""
+        check_count("num_particles", num_particles)
+        super().__init__(num_particles=num_particles)
+        self.variates = None if variates is None else list_variates(variates)
+        self.rule = rule or Rule()
+        self.same_data = same_data
+
+    def ensemble(self, model: Callable[..., Any], guide: Callable[..., Any]) -> FamilyEnsemble | TraceEnsemble:
+        """The ensemble that suits a guide."""
+        if family_ensemble.knows(guide):
+            return FamilyEnsemble(model, guide, self.variates, self.num_particles, self.rule, self.same_data)
+        if self.variates is not None:
+            raise ValueError(
+                f"`variates` were given for {type(guide).__name__}, which is no family of quell. One of NumPyro's "
+                "Gaussian autoguides was needed. Leave out `variates`, or use for example `AutoMultivariateNormal`."
+            )
+        return self.generic(model, guide)
+
+    def generic(self, model: Callable[..., Any], guide: Callable[..., Any]) -> TraceEnsemble:
+        """The ensemble that suits every guide."""
+        return TraceEnsemble(model, guide, self.num_particles, self.rule)
+
+    def loss(
+        self,
+        rng_key: Key[Array, ""],
+        param_map: dict[str, Array],
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Float[Array, ""]:
+        """The loss for NumPyro's own `SVI`: weights are not learned."""
+        _warn_once()
+        return self.value(rng_key, param_map, model, guide, args, kwargs)
+
+    def value(
+        self,
+        rng_key: Key[Array, ""],
+        param_map: dict[str, Array],
+        model: Callable[..., Any],
+        guide: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Float[Array, ""]:
+        """Minus the ELBO at new samples; its gradient sticks the landing."""
+        ensemble = self.generic(model, guide)
+        return ensemble.stick_the_landing(rng_key, param_map, args, kwargs)
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        "NumPyro's own SVI keeps no state for a loss, so the weights of the variates cannot be learned: the gradient "
+        "sticks the landing. Write `from quell.adapters import SVI`.",
+        stacklevel=4,
+    )
+
+
+class EnsembleSVIState(NamedTuple):
+    """State of `SVI`: NumPyro's three fields, and what the ensemble has learned."""
+
+    optim_state: Any
+    mutable_state: Any
+    rng_key: Key[Array, ""]
+    ensemble: PyTree
+
+
+class SVI(infer.SVI):
+    """NumPyro's `SVI`, which also carries what an `EnsembleELBO` learns from step to step.
+
+    All methods are those of `numpyro.infer.SVI`: `init`, `update`, `stable_update`, `run`, `evaluate`, `get_params`.
+    With any other loss it is NumPyro's class.
+
+    Args:
+        model: with NumPyro primitives.
+        guide: with NumPyro primitives.
+        optim: of NumPyro, JAX or optax.
+        loss: an `EnsembleELBO`.
+        static_kwargs: of model and guide.
+    """
+
+    def __init__(self, model: Any, guide: Any, optim: Any, loss: Any = None, **static_kwargs: Any) -> None:
+        """Keep the settings; the loss is an `EnsembleELBO` by default."""
+        super().__init__(model, guide, optim, loss or EnsembleELBO(), **static_kwargs)
+        self._ensemble: FamilyEnsemble | TraceEnsemble | None = None
+
+    def init(self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any) -> Any:
+        """The state before the first step."""
+        state = super().init(rng_key, *args, init_params=init_params, **kwargs)
+        if not isinstance(self.loss, EnsembleELBO):
+            return state
+        if isinstance(self.optim, optim.Minimize):
+            raise TypeError(
+                "`optim` was given as `Minimize`, which evaluates a loss many times in a step. An optimiser that takes "
+                "one gradient a step was needed. Write for example `numpyro.optim.Adam(0.01)`."
+            )
+        if state.mutable_state is not None:
+            raise TypeError(
+                f"Model and guide have the mutable sites {list(state.mutable_state)}. A model without mutable state "
+                "was needed. Use `numpyro.infer.Trace_ELBO` for it."
+            )
+        params, everything = self.get_params(state), {**kwargs, **self.static_kwargs}
+        self._ensemble = self.loss.ensemble(self.model, self.guide)
+        try:
+            learned = self._ensemble.init(params, args, everything)
+        except ModelError as error:  # a model with parameters of its own, say
+            if self.loss.variates is not None:
+                raise
+            warnings.warn(f"Variates of the sites are used, which know less. {error}", stacklevel=2)
+            self._ensemble = self.loss.generic(self.model, self.guide)
+            learned = self._ensemble.init(params, args, everything)
+        return EnsembleSVIState(state.optim_state, None, state.rng_key, learned)
+
+    def update(self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any) -> Any:
+        """One step: the new state and the loss."""
+        if self._ensemble is None:
+            return super().update(svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
+        rng_key, loss_fn = self._loss_fn(svi_state, args, kwargs)
+        (loss, learned), optim_state = self.optim.eval_and_update(
+            loss_fn, svi_state.optim_state, forward_mode_differentiation=forward_mode_differentiation
+        )
+        return EnsembleSVIState(optim_state, None, rng_key, learned), loss
+
+    def stable_update(
+        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
+    ) -> Any:
+        """One step, which is not taken where loss or gradient are not finite."""
+        if self._ensemble is None:
+            return super().stable_update(
+                svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
+            )
+        rng_key, loss_fn = self._loss_fn(svi_state, args, kwargs)
+        (loss, learned), optim_state = self.optim.eval_and_stable_update(
+            loss_fn, svi_state.optim_state, forward_mode_differentiation=forward_mode_differentiation
+        )
+        taken = jnp.isfinite(loss)
+        kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), learned, svi_state.ensemble)
+        return EnsembleSVIState(optim_state, None, rng_key, kept), loss
+
+    def run(
+        self,
+        rng_key: Any,
+        num_steps: int,
+        *args: Any,
+        progress_bar: bool = True,
+        stable_update: bool = False,
+        forward_mode_differentiation: bool = False,
+        init_state: Any = None,
+        init_params: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Many steps with the same arguments: parameters, state and losses."""
+        if isinstance(init_state, EnsembleSVIState) and isinstance(self._ensemble, FamilyEnsemble):
+            everything = {**kwargs, **self.static_kwargs}  # the state may come from steps on other data
+            init_state = init_state._replace(ensemble=self._ensemble.forget_data(init_state.ensemble, args, everything))
+        with self._same_data():
+            return super().run(
+                rng_key,
+                num_steps,
+                *args,
+                progress_bar=progress_bar,
+                stable_update=stable_update,
+                forward_mode_differentiation=forward_mode_differentiation,
+                init_state=init_state,
+                init_params=init_params,
+                **kwargs,
+            )
+
+    @contextlib.contextmanager
+    def _same_data(self) -> Iterator[None]:
+        """While all steps have the same arguments."""
+        if not isinstance(self.loss, EnsembleELBO):
+            yield
+            return
+        promised, self.loss.same_data = self.loss.same_data, True
+        try:
+            yield
+        finally:
+            self.loss.same_data = promised
+
+    def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Float[Array, ""]:
+        """The loss at the parameters of a state, at new samples."""
+        if self._ensemble is None:
+            return super().evaluate(svi_state, *args, **kwargs)
+        _, key = jax.random.split(svi_state.rng_key)
+        everything = {**kwargs, **self.static_kwargs}
+        return self.loss.value(key, self.get_params(svi_state), self.model, self.guide, args, everything)
+
+    def weights(self, svi_state: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
+        """The weights of the variates that the next step will use, by name."""
+        if self._ensemble is None:
+            raise ValueError(
+                "Weights were asked for before `init` or without an `EnsembleELBO`. They are learned from `init` on. "
+                "Write `SVI(model, guide, optim, loss=EnsembleELBO())`, and `svi.init` or `svi.run` first."
+            )
+        params, everything = self.get_params(svi_state), {**kwargs, **self.static_kwargs}
+        return self._ensemble.weights(params, svi_state.ensemble, args, everything)
+
+    def _loss_fn(
+        self, state: EnsembleSVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Key[Array, ""], Callable[[PyTree], tuple[Float[Array, ""], PyTree]]]:
+        """A function of the unconstrained parameters whose gradient is the combined one."""
+        assert self._ensemble is not None, "set by `init`"
+        assert self.constrain_fn is not None, "set by `init`"
+        rng_key, step_key = jax.random.split(state.rng_key)
+        ensemble, constrain, everything = self._ensemble, self.constrain_fn, {**kwargs, **self.static_kwargs}
+        if isinstance(ensemble, FamilyEnsemble):
+            ensemble = dataclasses.replace(ensemble, same_data=self.loss.same_data)
+
+        def loss_fn(unconstrained: PyTree) -> tuple[Float[Array, ""], PyTree]:
+            held = jax.lax.stop_gradient(unconstrained)
+            params, pull_back = jax.vjp(constrain, held)
+            loss, grads, learned = ensemble.update(step_key, params, state.ensemble, args, everything)
+            (grad,) = pull_back(grads)
+            linear = jax.tree.map(lambda g, u, h: jnp.vdot(jax.lax.stop_gradient(g), u - h), grad, unconstrained, held)
+            return jax.lax.stop_gradient(loss) + sum(jax.tree.leaves(linear)), jax.lax.stop_gradient(learned)
+
+        return rng_key, loss_fn

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of user input; an error states the rule, what came, and what to type where that is not obvious."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+
+def check_key(key: object) -> None:
+    """Refuse anything that is not one typed random key."""
+    if isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ():
+        return
+    given = f"an array of dtype {key.dtype} and shape {key.shape}" if isinstance(key, Array) else repr(key)
+    raise TypeError(f"`key` must be one typed random key, got {given}; try `key=jax.random.key(0)`.")
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> None:
+    """Refuse a count that is not an integer or is too small."""
+    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least:
+        return
+    raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
+
+
+def check_name(kind: str, name: str, valid: Iterable[str]) -> None:
+    """Refuse an unknown name, and offer the nearest valid ones."""
+    valid = list(valid)
+    if name in valid:
+        return
+    near = difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    raise ValueError(f"The {kind} must be one of {', '.join(valid)}, got {name!r}.{hint}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse a number that is not positive and finite."""
+    is_number = isinstance(value, int | float | np.number | np.ndarray | Array) and not isinstance(value, bool)
+    if not (is_number and value > 0 and math.isfinite(value)):
+        raise ValueError(f"`{name}` must be positive and finite, got {value}.")
+
+
+def check_finite(name: str, value: Array | np.ndarray) -> None:
+    """Refuse an array with NaN or infinite entries; one of NumPy's is not copied to a device for it."""
+    library = np if isinstance(value, np.ndarray) else jnp
+    bad = int(library.sum(~library.isfinite(value)))
+    if bad:
+        raise ValueError(
+            f"`{name}` must be finite, got {bad} NaN or infinite entries out of {value.size}; drop or impute those rows."
+        )

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The picture of a sweep; the only file of `quell.sweeping` that draws."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quell.core.checks import check_name
+from quell.diagnostics.looks import GROUNDS, PALETTE, check_matplotlib, on_ground
+from quell.sweep.row import SweepRow
+
+_WIDTH, _HEIGHT = 5.4, 3.8
+_MARKERS = "osD^vPX"
+
+
+def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
+    """Draw the final ELBO against the learning rate, a line and a band a subset."""
+    check_name("ground", ground, GROUNDS)
+    check_matplotlib()
+    from matplotlib.figure import Figure
+
+    with on_ground(ground):
+        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+        axes = figure.subplots()
+        names = list(dict.fromkeys(row.subset for row in rows))
+        bottom, top = _limits(rows)
+        for number, name in enumerate(names):
+            _draw_subset(axes, number, [row for row in rows if row.subset == name], floor=2 * bottom - top)
+        axes.set(xscale="log", xlabel="learning rate", ylabel="final ELBO in nats")
+        axes.set_ylim(bottom, top)
+        axes.tick_params(which="both", colors=GROUNDS[ground][1])
+        axes.grid(alpha=0.25)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        legend = figure.legend(loc="outside lower center", ncols=min(len(names), 4), fontsize="small")
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+    return figure
+
+
+def _draw_subset(axes: Any, number: int, rows: Sequence[SweepRow], *, floor: float) -> None:
+    """The median over the seeds, and where they lie; a rate at which most diverged has no point.
+
+    Args:
+        axes: to draw on.
+        number: of the subset.
+        rows: of the subset.
+        floor: out of sight; what is below it is drawn there.
+    """
+    rows = sorted(rows, key=lambda row: row.learning_rate)
+    rates, name = [row.learning_rate for row in rows], rows[0].subset
+    middle = np.maximum(_finite([row.median for row in rows]), floor)
+    low, high = (np.maximum([getattr(row, which) for row in rows], floor) for which in ("lowest", "highest"))
+    color, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
+    axes.fill_between(rates, low, high, where=np.isfinite(middle), color=color, alpha=0.2, linewidth=0)
+    label = f" {name}" if name.startswith("_") else name  # which would hide it from the legend
+    axes.plot(rates, middle, color=color, marker=marker, markersize=5, linewidth=1.8, label=label)
+
+
+def _limits(rows: Sequence[SweepRow]) -> tuple[float, float]:
+    """All, or four times the room that the upper half of the medians takes where others are far down."""
+    drawn = [row for row in rows if np.isfinite(row.median)]
+    if not drawn:
+        return 0.0, 1.0
+    top = max(row.highest for row in drawn)
+    room = max(top - float(np.median([row.median for row in drawn])), 1e-6 * abs(top), 1e-12)
+    lowest = min(row.lowest for row in drawn)
+    return max(top - 4.0 * room, lowest - 0.1 * room), top + 0.1 * room
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
+    """What is not finite is not drawn."""
+    given = np.asarray(values, float)
+    return np.where(np.isfinite(given), given, np.nan)
