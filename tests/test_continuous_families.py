@@ -376,5 +376,5 @@ def test_refusals_say_why():
     assert generalized.refuses(low_rank, quell.Data()).startswith("LowRank has no generalized reparameterization (")
     with pytest.raises(ValueError, match=r"was given for .* with LowRank\. It cannot be used: LowRank has no general"):
         quell.Gradient(low_rank, [quell.ControlVariate(quell.Data(), quell.Reparameterization(), generalized)])
-    refused = quell.Reparameterization("cholesky").refuses(gamma, quell.Data())
+    refused = quell.Reparameterization(quell.CHOLESKY).refuses(gamma, quell.Data())
     assert refused == "Gamma has no transport 'cholesky' (it has 'implicit')"

@@ -208,7 +208,7 @@ def test_sampling_from_a_result_needs_a_typed_key_too():
 REFUSED = {
     "symmetric transport": (
         Problem(MODEL, MeanField(2)),
-        ControlVariate(Prior(), RP, Reparameterization("symmetric")),
+        ControlVariate(Prior(), RP, Reparameterization(quell.SYMMETRIC)),
         r"^ControlVariate\(prior: rp - rp\[symmetric\]\) was given for LinearPredictor\(.*\) with MeanField\. "
         r"It cannot be used: MeanField has no transport 'symmetric' \(it has 'diagonal', 'mirrored'\)\. "
         r"Leave it out, or change its estimators",

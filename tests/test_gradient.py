@@ -116,7 +116,7 @@ class _Poisoned(AbstractTerm):
 
 RP, RP2, SF, CF = (
     quell.Reparameterization(),
-    quell.Reparameterization("symmetric"),
+    quell.Reparameterization(quell.SYMMETRIC),
     quell.ScoreFunction(),
     quell.ClosedForm(),
 )

@@ -15,11 +15,11 @@ from tolerances import EXACT, EXPECTATION
 pytestmark = pytest.mark.slow
 
 MODEL, N = catalogue.MODELS["logistic"], catalogue.NUM_DATA
-MIRROR = quell.Reparameterization("mirrored")
+MIRROR = quell.Reparameterization(quell.MIRRORED)
 PAIR = quell.ControlVariate(quell.Data(), quell.Reparameterization(), MIRROR)
 TERMS = {"data": quell.Data(), "variational": quell.Variational(), "score": quell.Score()}
-ESTIMATORS = {"rp": MIRROR, "rp all": quell.Reparameterization("mirrored", full_data=True)}
-ESTIMATORS |= {"sf": quell.ScoreFunction("mirrored")}
+ESTIMATORS = {"rp": MIRROR, "rp all": quell.Reparameterization(quell.MIRRORED, full_data=True)}
+ESTIMATORS |= {"sf": quell.ScoreFunction(quell.MIRRORED)}
 
 
 @pytest.mark.parametrize("term", TERMS.values(), ids=TERMS.keys())

@@ -24,14 +24,14 @@ FAMILIES = {
 }
 VARIATES = {
     "mean-field": [
-        quell.ControlVariate(quell.Data(), quell.Reparameterization(), quell.Reparameterization("mirrored")),
+        quell.ControlVariate(quell.Data(), quell.Reparameterization(), quell.Reparameterization(quell.MIRRORED)),
         quell.ControlVariate(quell.Score(), quell.ScoreFunction(), quell.ClosedForm()),
         quell.ControlVariate(quell.Variational(), quell.Reparameterization(), quell.ClosedForm()),
     ],
     "full-rank": [
         *quell.paper.variates("S7"),
-        quell.ControlVariate(quell.Data(), quell.Reparameterization(), quell.Reparameterization("mirrored")),
-        quell.ControlVariate(quell.Score(), quell.ScoreFunction("symmetric"), quell.ClosedForm()),
+        quell.ControlVariate(quell.Data(), quell.Reparameterization(), quell.Reparameterization(quell.MIRRORED)),
+        quell.ControlVariate(quell.Score(), quell.ScoreFunction(quell.SYMMETRIC), quell.ClosedForm()),
     ],
 }
 

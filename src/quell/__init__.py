@@ -36,9 +36,14 @@ from quell.evaluation import Draw as Draw
 from quell.evaluation import Problem as Problem
 from quell.evaluation import Sampler as Sampler
 from quell.evaluation import exact_elbo as exact_elbo
+from quell.families import CHOLESKY as CHOLESKY
+from quell.families import MIRRORED as MIRRORED
+from quell.families import SYMMETRIC as SYMMETRIC
+from quell.families import AbstractFamily as AbstractFamily
 from quell.families import Bernoulli as Bernoulli
 from quell.families import Beta as Beta
 from quell.families import BetaParams as BetaParams
+from quell.families import Capability as Capability
 from quell.families import Categorical as Categorical
 from quell.families import FullRank as FullRank
 from quell.families import Gamma as Gamma

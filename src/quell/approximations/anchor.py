@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a log-likelihood is expanded, and what is kept of the q under which the expansion is averaged."""
+"""Anchors: where a function is expanded, under which q, and its expansion over all data in bounded memory."""
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
+from quell.approximations.sketch import Products
 from quell.evaluation import Problem
-from quell.models import LinearPredictor
-from quell.models.quadratic import DenseCurvature, Quadratic
-from quell.terms.hessian_product import hessian_products
+from quell.models.quadratic import AbstractCurvature, DenseCurvature, Quadratic, hessian_products
+from quell.models.row_sum import sum_over_rows
+from quell.terms.expansion import average
 
 
 class AbstractAnchor(eqx.Module):
@@ -89,9 +91,10 @@ class PredictorAnchor(AbstractAnchor):
         return rows_at_once
 
     def _expand(self, problem: Problem, rows: PyTree, where: Bool[Array, "datum"] | None) -> Quadratic:
-        assert isinstance(problem.model, LinearPredictor), "chosen for one"
-        variance = problem.family.predictor_variance(self.params, rows.features)
-        return problem.model.expand_expected(self.point, variance, rows, where=where, coarse=True)
+        predictor = problem.predictor
+        assert predictor is not None, "chosen for one"
+        variance = problem.family.predictor_variance(self.params, predictor.rows(rows))
+        return predictor.expand_expected(self.point, variance, rows, where=where, coarse=True)
 
 
 class LatentAnchor(AbstractAnchor):
@@ -139,9 +142,39 @@ class LatentAnchor(AbstractAnchor):
     def rows_for(self, num_columns: int, rows_at_once: int) -> int:
         return rows_at_once // (num_columns * self.offsets.shape[0])
 
-    def average(self, function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        r"""\(\bar f\) of any function of the latent."""
-        return lambda z: jnp.mean(jax.vmap(function)(z + self.offsets))
-
     def _of(self, problem: Problem, rows: PyTree, where: Bool[Array, "datum"] | None) -> Callable[[Array], Array]:
-        return self.average(lambda z: jnp.sum(problem.model.log_likelihood(z, rows), where=where))
+        return average(lambda z: jnp.sum(problem.model.log_likelihood(z, rows), where=where), self.offsets)
+
+
+TakeCurvature = Callable[[Products], AbstractCurvature]
+
+
+def expand_data(problem: Problem, anchor: AbstractAnchor, take: TakeCurvature, *, rows_at_once: int) -> Quadratic:
+    """Expand the log-likelihood of all data.
+
+    Args:
+        problem: whose likelihood it is.
+        anchor: where and how to expand.
+        take: makes the curvature of products with the Hessian.
+        rows_at_once: rows times products that are in memory at a time.
+    """
+    data = problem.model.data
+
+    def tangent(rows: PyTree, counts: Bool[Array, "datum"]) -> Any:
+        return anchor.tangent(problem, rows, where=counts)
+
+    def products(columns: Float[Array, "latent column"]) -> Float[Array, "latent column"]:
+        def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, "latent column"]:
+            return anchor.products(problem, rows, columns, where=counts)
+
+        return sum_over_rows(of_rows, data, at_once=anchor.rows_for(columns.shape[1], rows_at_once))
+
+    constant, slope = sum_over_rows(tangent, data, at_once=anchor.rows_for(1, rows_at_once))
+    return Quadratic(anchor.point, constant, slope, take(products))
+
+
+def expand_prior(problem: Problem, anchor: LatentAnchor, take: TakeCurvature) -> Quadratic:
+    """Expand the log-prior; `take` makes the curvature of products with the Hessian."""
+    log_prob = average(problem.model.prior.log_prob, anchor.offsets)
+    constant, slope = jax.value_and_grad(log_prob)(anchor.point)
+    return Quadratic(anchor.point, constant, slope, take(lambda c: hessian_products(log_prob, anchor.point, c)))

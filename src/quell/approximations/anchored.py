@@ -8,18 +8,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
-from quell.approximations.anchor import AbstractAnchor, LatentAnchor, PredictorAnchor
+from quell.approximations.anchor import AbstractAnchor, LatentAnchor, PredictorAnchor, expand_data, expand_prior
 from quell.approximations.anchored_term import AnchoredTerm, SketchedTerm
 from quell.approximations.base import AbstractApproximation
-from quell.approximations.batching import any_of_batch
-from quell.approximations.full_expansion import expand_data, expand_prior
 from quell.approximations.sketch import AbstractSketch, DenseSketch, DiagonalSketch, LowRankSketch, Products
 from quell.core.checks import check_count, check_name
 from quell.evaluation import Evaluation, Problem
-from quell.models import LinearPredictor
+from quell.families import Capability
 from quell.models.quadratic import AbstractCurvature, DenseCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, Prior, Total
-from quell.terms.second_derivative import refuses_second_derivative
 
 Curvature = Literal["auto", "dense", "low-rank", "diagonal"]
 
@@ -123,7 +120,7 @@ class AnchoredQuadratic(AbstractApproximation):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if not isinstance(term, Data | Prior):
             return f"an anchored quadratic is one of the data or the prior term, and the {term.name} term was given"
-        return refuses_second_derivative(problem, term)
+        return problem.family.refuses(Capability.MOMENTS) or term.refuses_expansion(problem)
 
     def init(self, problem: Problem) -> AnchoredState:
         is_set = {name: jnp.zeros((), bool) for name in ("data", "prior")}
@@ -169,12 +166,13 @@ class AnchoredQuadratic(AbstractApproximation):
 
     def _anchor(self, problem: Problem, params: PyTree, key: Key[Array, ""]) -> AbstractAnchor:
         """By quadrature where the data see the latent through a predictor that is normal, else at a few latents."""
-        if isinstance(problem.model, LinearPredictor) and problem.family.is_gaussian:
+        if problem.predictor is not None:
             return PredictorAnchor.at(problem, params)
         return self._latents(problem, params, key)
 
     def _latents(self, problem: Problem, params: PyTree, key: Key[Array, ""]) -> LatentAnchor:
-        is_averaged = problem.family.is_gaussian and isinstance(self._sketch(problem.model.dim), DenseSketch)
+        is_dense = isinstance(self._sketch(problem.model.dim), DenseSketch)
+        is_averaged = is_dense and problem.family.refuses(Capability.GAUSSIAN) is None
         return LatentAnchor.at(problem, params, key, self.num_pairs if is_averaged else 0)
 
     def _empty(self, dim: int) -> Quadratic:
@@ -198,3 +196,20 @@ def _is_finite(tree: PyTree) -> Bool[Array, ""]:
 
 def _where(use: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda n, o: jnp.where(use, n, o), new, old)
+
+
+@jax.custom_batching.custom_vmap
+def any_of_batch(flag: Bool[Array, ""]) -> Bool[Array, ""]:
+    """The flag itself; under `jax.vmap`, whether that of any run is set, as one flag for all of them.
+
+    A `jax.lax.cond` whose flag differs between runs computes both branches at every step. With one flag it does not;
+    what it computes for a run that did not ask is to be thrown away by that run's own flag.
+    """
+    return flag
+
+
+@any_of_batch.def_vmap
+def _any_of_batch(
+    axis_size: int, in_batched: list[bool], flag: Bool[Array, "*run"]
+) -> tuple[Bool[Array, "*outer"], bool]:
+    return any_of_batch(jnp.any(flag, axis=0) if in_batched[0] else flag), False

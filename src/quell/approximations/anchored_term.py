@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.approximations.anchor import AbstractAnchor
-from quell.approximations.shared_curvature_term import AbstractSharedCurvatureTerm, Tangent
+from quell.approximations.quadratic_term import AbstractSharedCurvatureTerm, Tangent
 from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm, Data, batch_factor, expected_grad
 
@@ -34,32 +34,32 @@ class AnchoredTerm(AbstractTerm):
     def name(self) -> str:
         return f"anchored({self.term.name})"
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         def value(z: Array, batch: Batch) -> Array:
             step, (constant, slope) = z - cast(evaluation, self.kept).anchor, self._tangent(evaluation, batch)
             return constant + step @ slope + 0.5 * step @ self._bend(evaluation, batch, step)
 
         return self._map(value, evaluation, transport, full_data=full_data)
 
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         def grad(z: Array, batch: Batch) -> Array:
             step = z - cast(evaluation, self.kept).anchor
             return self._tangent(evaluation, batch)[1] + self._bend(evaluation, batch, step)
 
         return self._map(grad, evaluation, transport, full_data=full_data)
 
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        here = self._quadratic(evaluation, batch)
-        return Quadratic(anchor, here.value(anchor), here.grad(anchor), here.curvature)
-
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         full_data = full_data or not isinstance(self.term, Data)
         return expected_grad(evaluation, lambda batch: self._quadratic(evaluation, batch), full_data=full_data)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
-        return None
+        return problem.family.refuses(Capability.MOMENTS)
 
-    def _map(self, function, evaluation: Evaluation, transport: str, *, full_data: bool) -> Array:
+    def _map(self, function, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Array:
         return evaluation.map(function, transport, full_data=full_data or not isinstance(self.term, Data))
 
     def _quadratic(self, evaluation: Evaluation, batch: Batch) -> Quadratic:
@@ -123,5 +123,4 @@ class SketchedTerm(AbstractSharedCurvatureTerm):
 
 def cast(evaluation: Evaluation, tree: Any) -> Any:
     """What was kept, in the precision of the step."""
-    dtype = evaluation.problem.family.mean(evaluation.params).dtype
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+    return jax.tree.map(lambda leaf: leaf.astype(evaluation.dtype), tree)

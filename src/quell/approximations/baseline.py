@@ -8,9 +8,8 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.core.checks import check_name
-from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
-from quell.models.quadratic import DiagonalCurvature, Quadratic
+from quell.evaluation import Evaluation, Problem
+from quell.families import AbstractTransport, FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -27,7 +26,7 @@ class Baseline(AbstractApproximation):
 
     Bias: none in a variate, where the replicates have noise of their own. With a single replicate the leave-one-out
     baseline is zero; with two or three of them its weight is a little off, because the replicates then share values.
-    Cost: one evaluation of \(f\) a replicate, which the score-function estimator needs anyway.
+    Cost: one evaluation of \(f\) per replicate, which the score-function estimator needs anyway.
 
     References: Mnih & Gregor (2014); Kool et al. (2019).
     """
@@ -39,10 +38,7 @@ class Baseline(AbstractApproximation):
         """Refuse a kind that is not known."""
         check_name("baseline", self.kind, ("leave-one-out", "moving-average"))
         if not 0 < self.decay <= 1:
-            raise ValueError(
-                f"`decay` was given as {self.decay}. A number above 0 and at most 1 was needed. "
-                "Write for example `Baseline('moving-average', decay=0.1)`."
-            )
+            raise ValueError(f"`decay` must be above 0 and at most 1, got {self.decay}.")
 
     @property
     def name(self) -> str:
@@ -93,18 +89,18 @@ class Constant(AbstractTerm):
     def is_constant(self) -> bool:
         return True
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         values = self.term.values(evaluation, transport, full_data=full_data)
         if self.value is not None:
             return jnp.full_like(values, self.value)
         return (jnp.sum(values) - values) / max(values.shape[0] - 1, 1)
 
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         return jnp.zeros_like(evaluation.latents(transport))
-
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        zeros = jnp.zeros_like(anchor)
-        return Quadratic(anchor, jnp.zeros((), anchor.dtype), zeros, DiagonalCurvature(zeros))
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         return FactoredGradient()

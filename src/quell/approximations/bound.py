@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quadratic lower bound of the logistic likelihood."""
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
 from quell.evaluation import Batch, Evaluation, Problem
-from quell.models import LinearPredictor
-from quell.models.linear import log_sigmoid
+from quell.families import Capability
 from quell.models.quadratic import FactoredCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, batch_factor
 
@@ -44,10 +42,10 @@ class JaakkolaJordan(AbstractApproximation):
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if not isinstance(term, Data):
             return f"the bound is one of the data term, and the {term.name} term was given"
-        model = problem.model
-        if isinstance(model, LinearPredictor) and model.log_density is log_sigmoid:
-            return None
-        return f"the bound is one of a logistic likelihood, as `quell.logistic_regression` makes it, and not of {model}"
+        predictor = problem.model.predictor
+        if predictor is None or predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1)) is None:
+            return f"no quadratic bound of the likelihood of {problem.model} is known (logistic regression has one)"
+        return problem.family.refuses(Capability.MOMENTS)
 
     def init(self, problem: Problem) -> PyTree:
         return None
@@ -64,25 +62,12 @@ class Bounded(AbstractQuadraticTerm):
         return "bound(data)"
 
     def quadratic(self, evaluation: Evaluation, batch: Batch) -> Quadratic:
-        family, params, rows = evaluation.problem.family, evaluation.params, batch.rows.features
-        mean = family.mean(params)
-        predictor = rows @ mean
-        variance = jnp.sum(family.covariance_product(params, rows) * rows, axis=-1)
-        touch = jnp.sqrt(predictor**2 + variance)
-        slope = 0.5 - 2.0 * bound_rate(touch) * predictor
-        curvature = FactoredCurvature(rows, -2.0 * bound_rate(touch))
-        total = jnp.sum(lower_bound(predictor, touch))
-        return Quadratic(mean, total, slope @ rows, curvature).scale(batch_factor(evaluation.problem, batch))
-
-
-def lower_bound(predictor: Float[Array, "*datum"], touch: Float[Array, "*datum"]) -> Float[Array, "*datum"]:
-    r"""The quadratic in the predictor that lies below \(\log\sigma\) and touches it at plus and minus `touch`."""
-    constant = jax.nn.log_sigmoid(touch) - 0.5 * touch
-    return constant + 0.5 * predictor - bound_rate(touch) * (predictor**2 - touch**2)
-
-
-def bound_rate(touch: Float[Array, "*datum"]) -> Float[Array, "*datum"]:
-    r"""\(\lambda(\xi) = \tanh(\xi/2) / (4\xi)\), and its limit \(1/8\) at zero."""
-    is_zero = touch == 0
-    safe = jnp.where(is_zero, 1.0, touch)
-    return jnp.where(is_zero, 0.125, jnp.tanh(0.5 * safe) / (4.0 * safe))
+        problem, params = evaluation.problem, evaluation.params
+        family, predictor = problem.family, problem.model.predictor
+        assert predictor is not None, "refused before"
+        rows, mean = predictor.rows(batch.rows), family.mean(params)
+        bound = predictor.quadratic_bound(rows @ mean, family.predictor_variance(params, rows))
+        assert bound is not None, "refused before"
+        value, slope, curvature = bound
+        quadratic = Quadratic(mean, jnp.sum(value), slope @ rows, FactoredCurvature(rows, curvature))
+        return quadratic.scale(batch_factor(problem, batch))

@@ -5,10 +5,8 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.core.checks import check_positive
-from quell.evaluation import Batch, Evaluation, Problem
-from quell.families import AbstractDiscreteFamily, relaxed_name
-from quell.families.factored import FactoredGradient
-from quell.models.quadratic import Quadratic
+from quell.evaluation import Evaluation, Problem
+from quell.families import AbstractTransport, Capability, Relaxation
 from quell.terms import AbstractTerm
 
 
@@ -42,9 +40,7 @@ class Concrete(AbstractApproximation):
         return False
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        if isinstance(problem.family, AbstractDiscreteFamily):
-            return None
-        return f"{type(problem.family).__name__} is not a discrete family by itself, so that there is nothing to relax"
+        return problem.family.refuses(Capability.RELAXATION)
 
     def init(self, problem: Problem) -> PyTree:
         return None
@@ -68,23 +64,21 @@ class Relaxed(AbstractTerm):
     def name(self) -> str:
         return f"concrete({self.term.name})"
 
-    def transports(self, problem: Problem) -> tuple[str, ...]:
-        return (relaxed_name(self.temperature),)
+    def transports(self, problem: Problem) -> tuple[AbstractTransport, ...]:
+        return (Relaxation(self.temperature),)
 
-    def sampling(self, problem: Problem) -> str:
-        return relaxed_name(self.temperature)
+    def sampling(self, problem: Problem) -> AbstractTransport:
+        return Relaxation(self.temperature)
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         return self.term.values(evaluation, transport, full_data=full_data)
 
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         return self.term.grads(evaluation, transport, full_data=full_data)
-
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        return self.term.expand(evaluation, anchor, batch)
-
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
-        raise NotImplementedError(self.refuses_closed_form(evaluation.problem))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return "the expectation of a relaxed latent has no closed form"

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quadratics that learn from the gradients seen."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
-from quell.approximations.residual_step import Residuals, learn_dense, learn_diagonal
-from quell.approximations.shared_curvature_term import AbstractSharedCurvatureTerm, Tangent
+from quell.approximations.quadratic_term import AbstractSharedCurvatureTerm, Tangent
 from quell.core.checks import check_name, check_positive
 from quell.evaluation import Batch, Evaluation, Problem
-from quell.models.quadratic import DenseCurvature, DiagonalCurvature, Quadratic
+from quell.families import Capability
+from quell.models.quadratic import AbstractCurvature, DenseCurvature, DiagonalCurvature, Quadratic
 from quell.terms import AbstractTerm
 
 LARGEST_DENSE = 100
@@ -32,13 +32,13 @@ class FittedQuadratic(AbstractApproximation):
     terms it learns the sum.
 
     Args:
-        rate: of learning: with `rate / (dim + 1)` a replicate, the average goes back over `(dim + 1) / rate` gradients.
-            A small one averages better over minibatches, a large one follows a moving \(q_w\).
+        rate: of learning: with `rate / (dim + 1)` per replicate, the average goes back over `(dim + 1) / rate`
+            gradients. A small one averages better over minibatches, a large one follows a moving \(q_w\).
         curvature: `"dense"`, `"diagonal"`, or `"auto"`, which takes the first up to 100 coordinates.
 
     Bias: none in a variate.
-    Cost: no evaluation of \(f\) beside those of the base gradient; `dim` squared operations a replicate, or `dim` for a
-    diagonal.
+    Cost: no evaluation of \(f\) beside those of the base gradient; `dim` squared operations per replicate, or
+    `dim` for a diagonal.
 
     Example:
         >>> import quell
@@ -67,7 +67,9 @@ class FittedQuadratic(AbstractApproximation):
         return False
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        return f"the function of the {term.name} term is a constant" if term.is_constant else None
+        if term.is_constant:
+            return f"the function of the {term.name} term is a constant"
+        return problem.family.refuses(Capability.MOMENTS)
 
     def init(self, problem: Problem) -> Quadratic:
         dim = problem.model.dim
@@ -117,12 +119,54 @@ class FittedTerm(AbstractSharedCurvatureTerm):
         return False
 
     def quadratic(self, evaluation: Evaluation) -> Quadratic:
-        dtype = evaluation.problem.family.mean(evaluation.params).dtype
-        return jax.tree.map(lambda leaf: leaf.astype(dtype), self.kept)
+        return jax.tree.map(lambda leaf: leaf.astype(evaluation.dtype), self.kept)
 
     def tangent(self, evaluation: Evaluation, batch: Batch) -> Tangent:
         kept = self.quadratic(evaluation)
         return Tangent(kept.constant, kept.slope)
+
+
+class Residuals(NamedTuple):
+    r"""What a quadratic does not explain of the gradients at a few latents.
+
+    Args:
+        rest: gradient less the quadratic's gradient.
+        step: latent less mean, \(z - \mu\).
+        relative: the same over the variance of each coordinate. Whitening by all of \(\Sigma^{-1}\) would learn faster
+            where coordinates depend on each other, and blow up where a triangular scale is nearly singular, as it
+            is on the way of many fits.
+    """
+
+    rest: Float[Array, "sample latent"]
+    step: Float[Array, "sample latent"]
+    relative: Float[Array, "sample latent"]
+
+
+def learn_dense(quadratic: Quadratic, seen: Residuals, rate: float) -> Quadratic:
+    r"""Move slope and matrix towards the residuals.
+
+    With \(x\) the step in standard deviations, and a one for the slope, the gain is \(\eta / (1 + \eta \|x\|^2)\), the
+    step's norm being that of all replicates' products: large rates make the residual zero, and none overshoots.
+    """
+    gram = 1.0 + seen.step @ seen.relative.T
+    gain = rate / (1.0 + rate * jnp.linalg.norm(gram) / gram.shape[0])
+    missing = seen.rest.T @ seen.relative / gram.shape[0]
+    matrix = quadratic.curvature.matmul(jnp.eye(missing.shape[0], dtype=missing.dtype))
+    return _moved(
+        quadratic, gain * jnp.mean(seen.rest, axis=0), DenseCurvature(matrix + 0.5 * gain * (missing + missing.T))
+    )
+
+
+def learn_diagonal(quadratic: Quadratic, seen: Residuals, rate: float) -> Quadratic:
+    """As `learn_dense`, each coordinate by itself."""
+    size = 1.0 + jnp.mean(seen.step * seen.relative, axis=0)
+    gain = rate / (1.0 + rate * size)
+    values = quadratic.curvature.diagonal() + gain * jnp.mean(seen.rest * seen.relative, axis=0)
+    return _moved(quadratic, gain * jnp.mean(seen.rest, axis=0), DiagonalCurvature(values))
+
+
+def _moved(quadratic: Quadratic, more_slope: Float[Array, "latent"], curvature: AbstractCurvature) -> Quadratic:
+    return Quadratic(quadratic.anchor, quadratic.constant, quadratic.slope + more_slope, curvature)
 
 
 def _residuals(term: AbstractTerm, evaluation: Evaluation, quadratic: Quadratic) -> Residuals:

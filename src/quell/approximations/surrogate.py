@@ -11,9 +11,8 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.concrete import Concrete
-from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
-from quell.models.quadratic import Quadratic, expand_function
+from quell.evaluation import Evaluation, Problem
+from quell.families import AbstractTransport
 from quell.terms import AbstractTerm
 
 
@@ -105,17 +104,15 @@ class LearnedTerm(AbstractTerm):
     def name(self) -> str:
         return f"surrogate({self.term.name})"
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         return jax.vmap(self.network)(evaluation.latents(transport))
 
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         return jax.vmap(jax.grad(self.network))(evaluation.latents(transport))
-
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        return expand_function(self.network, anchor)
-
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
-        raise NotImplementedError(self.refuses_closed_form(evaluation.problem))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return "the expectation of a network has no closed form"

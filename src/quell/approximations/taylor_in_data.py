@@ -11,9 +11,8 @@ from jaxtyping import Array, Float, PyTree
 from quell.approximations.base import AbstractApproximation
 from quell.data.access import like_rows
 from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import AbstractTransport
 from quell.models import AbstractDataExpansion, AbstractModel
-from quell.models.quadratic import Quadratic, expand_function
 from quell.terms import AbstractTerm, Data, batch_factor
 
 
@@ -57,19 +56,16 @@ class ExpandedInData(AbstractTerm):
     def name(self) -> str:
         return "taylor-x(data)"
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         return evaluation.map(self._log_likelihood(evaluation.problem), transport, full_data=full_data)
 
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         grad = jax.grad(self._log_likelihood(evaluation.problem))
         return evaluation.map(grad, transport, full_data=full_data)
-
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        function = self._log_likelihood(evaluation.problem)
-        return expand_function(lambda z: function(z, batch), anchor)
-
-    def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
-        raise NotImplementedError(self.refuses_closed_form(evaluation.problem))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return "the likelihood expanded in the data is not a quadratic in the latent"

@@ -10,9 +10,9 @@ from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
 from quell.core.checks import check_finite
 from quell.evaluation import Batch, Evaluation, Problem
+from quell.families import Capability
 from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm
-from quell.terms.second_derivative import refuses_second_derivative
 
 
 def _as_anchor(anchor: ArrayLike | None) -> Array | None:
@@ -48,10 +48,7 @@ class TaylorInLatent(AbstractApproximation):
         if self.anchor is None:
             return
         if self.anchor.ndim != 1:
-            raise ValueError(
-                f"`anchor` was given with shape {self.anchor.shape}. A flat vector, one number a coordinate of the "
-                "latent, was needed. Write for example `anchor=family.mean(params)`."
-            )
+            raise ValueError(f"`anchor` must be a flat vector, got shape {self.anchor.shape}.")
         check_finite("anchor", self.anchor)
 
     @property
@@ -59,9 +56,10 @@ class TaylorInLatent(AbstractApproximation):
         return _name(self.anchor)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        if self.anchor is None or self.anchor.shape[0] == problem.model.dim:
-            return refuses_second_derivative(problem, term)
-        return f"the anchor has {self.anchor.shape[0]} coordinates and the latent has {problem.model.dim}"
+        if self.anchor is not None and self.anchor.shape[0] != problem.model.dim:
+            return f"the anchor has {self.anchor.shape[0]} coordinates and the latent has {problem.model.dim}"
+        # Without moments there is no mean to follow, and no closed form of the expansion.
+        return problem.family.refuses(Capability.MOMENTS) or term.refuses_expansion(problem)
 
     def init(self, problem: Problem) -> PyTree:
         return self.anchor

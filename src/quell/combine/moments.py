@@ -57,7 +57,7 @@ class MomentState(eqx.Module):
 
 
 def init_moments(num_variates: int, dtype: DTypeLike, *, num_leaves: int | None = None) -> MomentState:
-    """Nothing seen yet; for one set of weights, or for one a leaf."""
+    """Nothing seen yet; for one set of weights, or for one per leaf."""
     leaves = () if num_leaves is None else (num_leaves,)
     zeros = jnp.zeros((*leaves, num_variates + 1, num_variates + 1), dtype)
     return MomentState(zeros, zeros)
@@ -89,7 +89,7 @@ def averages(state: MomentState) -> Moments:
 def samples_per_mass(*, num_units: int, decay: float) -> float:
     r"""How many samples one unit of mass stands for, so that \(M_\mathrm{eff} = B \sum_{t=1}^{T} (1-\gamma)^t\).
 
-    For \(B\) independent units a step, \(M_\mathrm{eff}\) is \(B(1-\gamma)/\gamma\) times the mass
+    For \(B\) independent units per step, \(M_\mathrm{eff}\) is \(B(1-\gamma)/\gamma\) times the mass
     \(1 - (1-\gamma)^T\) that the averages carry already.
     """
     return num_units * (1.0 - decay) / decay

@@ -29,14 +29,11 @@ class NormalWishart(eqx.Module):
     def __check_init__(self) -> None:
         """Refuse a strength that is not positive, and traces that do not belong together."""
         if not self.strength > 0:
-            raise ValueError(
-                f"`strength` was given as {self.strength}. A positive number was needed. "
-                "Write for example `NormalWishart(gram, cross, strength=1.0)`."
-            )
+            raise ValueError(f"`strength` must be positive, got {self.strength}.")
         if self.gram.shape != (*self.cross.shape, *self.cross.shape):
             raise ValueError(
-                f"Traces of shapes {self.gram.shape} and {self.cross.shape} were given. A square matrix and a vector "
-                "of the same length were needed. Write for example `NormalWishart(jnp.eye(3), jnp.zeros(3))`."
+                f"`gram` must be a square matrix of the length of `cross`, got shapes {self.gram.shape} and "
+                f"{self.cross.shape}."
             )
 
     def part(self, members: Int[np.ndarray, "variate"]) -> "NormalWishart":

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass, spread
 from quell.combine.prior import NormalWishart, isotropic
 from quell.combine.solve import solve
-from quell.core.checks import check_count
+from quell.core.checks import check_count, check_name
 
 METRICS = ("euclidean", "natural")
 
@@ -26,13 +26,13 @@ class Rule(eqx.Module):
 
     Args:
         decay: \(\gamma\) of the exponential averages, between 0 and 1.
-        v0: strength of the belief that variates are useless, in units of the gradient of the ELBO a
-            datum; 0 trusts the averages fully.
+        v0: prior strength, which shrinks the weights to zero, in units of the gradient of the ELBO per datum; 0 trusts
+            the averages fully.
         prior: a general prior in place of \(v_0 I\).
         by_leaf: learn weights of their own for each leaf of the family's parameters, such as the location and the
             scale of a Gaussian, in place of one set for all of them. Each leaf then has the least noise that the
             variates can give it.
-        metric: what the noise is measured in. `"euclidean"` is the squared norm of the gradient of the ELBO a datum.
+        metric: what the noise is measured in. `"euclidean"` is the squared norm of the gradient of the ELBO per datum.
             `"natural"` is \(g^\top F^{-1} g\) of the gradient of the ELBO in nats, with the Fisher matrix \(F\) of the
             family: the norm that counts where steps follow the natural gradient. `v0` is then in its units.
         every: take inner products at each step of this number only, and go on with the weights between. Between, the
@@ -57,24 +57,12 @@ class Rule(eqx.Module):
     def __check_init__(self) -> None:
         """Refuse a decay, a strength, a metric or a number of steps outside their range."""
         if not 0 < self.decay < 1:
-            raise ValueError(
-                f"`decay` was given as {self.decay}. A number between 0 and 1 was needed. "
-                "Write for example `Rule(decay=0.02)`."
-            )
+            raise ValueError(f"`decay` must be between 0 and 1, got {self.decay}.")
         if not 0 <= self.v0 < math.inf:
-            raise ValueError(
-                f"`v0` was given as {self.v0}. A number of at least 0 was needed. Write for example `Rule(v0=1e-3)`."
-            )
+            raise ValueError(f"`v0` must be at least 0 and finite, got {self.v0}.")
         if self.by_leaf and self.prior is not None:
-            raise ValueError(
-                "`prior` was given with `by_leaf=True`. Its traces are those of all parameters together, and traces by "
-                "leaf were needed. Write for example `Rule(v0=1e-3, by_leaf=True)`."
-            )
-        if self.metric not in METRICS:
-            raise ValueError(
-                f"`metric` was given as {self.metric!r}. One of {METRICS} was needed. "
-                "Write for example `Rule(metric='natural')`."
-            )
+            raise ValueError("`prior` holds traces over all parameters and cannot go with `by_leaf=True`; use `v0`.")
+        check_name("metric", self.metric, METRICS)
         check_count("every", self.every)
 
     def init(self, num_variates: int, dtype: DTypeLike, *, num_leaves: int = 1) -> MomentState:
@@ -96,7 +84,7 @@ class Rule(eqx.Module):
 
         Args:
             state: it must not have seen the draw that is to be weighted.
-            num_units: independent units a step.
+            num_units: independent units per step.
             num_params: length of the gradient; where weights are learned by leaf, that of each leaf.
             members: numbers of the variates that may have a weight; all by default.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The weights that make the combined gradient as quiet as the evidence allows."""
+"""The weights that minimise the expected squared norm of the combined gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def solve(prior: NormalWishart, average: Moments, num_samples: float | Float[Arr
         num_samples: \(M\).
 
     Returns:
-        One weight a variate.
+        One weight per variate.
 
     Bias: none, because the weights do not see the current draw.
     Cost: a division for one variate, else a Cholesky decomposition of the size of the ensemble; where the matrix is

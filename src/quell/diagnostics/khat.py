@@ -11,7 +11,7 @@ from quell.core.checks import check_count, check_key
 from quell.diagnostics.densities import ScoredSample, score_sample
 from quell.diagnostics.pareto import LEAST, psis
 from quell.evaluation import Problem
-from quell.families import AbstractFamily
+from quell.families import AbstractFamily, Capability
 
 _LARGEST_FULL_RANK = 1000
 
@@ -108,7 +108,7 @@ def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:
 def _way_out(family: AbstractFamily) -> str:
     dim = family.dim
     richest = dim + dim * (dim + 1) // 2
-    if not family.is_gaussian:
+    if family.refuses(Capability.GAUSSIAN):
         return (
             "If the fit had converged, put latents that depend on each other into one block, such as "
             "`quell.FullRank`, or change the coordinates of the model."

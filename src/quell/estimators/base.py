@@ -2,11 +2,12 @@
 """What turns a term into a random gradient."""
 
 from abc import abstractmethod
+from typing import Any
 
 import equinox as eqx
 
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import AbstractTransport, FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -32,26 +33,35 @@ class AbstractEstimator(eqx.Module):
 
     @abstractmethod
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
-        """One gradient a replicate."""
+        """One gradient per replicate."""
 
 
-def refuses_transport(problem: Problem, term: AbstractTerm, transport: str | None) -> str | None:
+def as_transport(given: Any) -> AbstractTransport | None:
+    """Refuse what is not a transport."""
+    if given is None or isinstance(given, AbstractTransport):
+        return given
+    raise TypeError(f"`transport` must be a transport, got {given!r}; try `quell.SYMMETRIC`.")
+
+
+def refuses_transport(problem: Problem, term: AbstractTerm, transport: AbstractTransport | None) -> str | None:
     """Why a differentiable transport is not to be had; `None` if it is."""
     valid = term.transports(problem)
-    if (transport is None and valid) or transport in valid:
+    if valid and (transport is None or transport in valid):
         return None
     family = type(problem.family).__name__
-    if not valid:
+    if transport is None or not valid:
         return f"{family} has no differentiable transport, so that no path leads through its samples"
-    return f"{family} has no transport {transport!r} (it has {', '.join(repr(name) for name in valid)})"
+    return f"{family} has no transport {transport.name!r} (it has {', '.join(repr(one.name) for one in valid)})"
 
 
-def default_transport(evaluation: Evaluation, term: AbstractTerm, transport: str | None) -> str:
+def default_transport(
+    evaluation: Evaluation, term: AbstractTerm, transport: AbstractTransport | None
+) -> AbstractTransport:
     """The named transport, or the one that the term is sampled with."""
     return transport or term.sampling(evaluation.problem)
 
 
-def suffix(transport: str | None, *, full_data: bool) -> str:
+def suffix(transport: AbstractTransport | None = None, *, full_data: bool) -> str:
     """What distinguishes estimators of one kind, in brackets."""
-    words = [word for word in (transport, "all" if full_data else None) if word]
+    words = [word for word in (transport and transport.name, "all" if full_data else None) if word]
     return f"[{','.join(words)}]" if words else ""

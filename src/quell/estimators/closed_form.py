@@ -3,7 +3,7 @@
 
 from quell.estimators.base import AbstractEstimator, suffix
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -23,7 +23,7 @@ class ClosedForm(AbstractEstimator):
 
     @property
     def name(self) -> str:
-        return "cf" + suffix(None, full_data=self.full_data)
+        return "cf" + suffix(full_data=self.full_data)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         return term.refuses_closed_form(problem)

@@ -3,7 +3,7 @@
 
 from quell.estimators.base import AbstractEstimator, suffix
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import SAMPLE, FactoredGradient, Relaxation
 from quell.terms import AbstractTerm
 
 
@@ -17,7 +17,7 @@ class ConditionalScoreFunction(AbstractEstimator):
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.
-    Cost: one gradient of \(f\) a replicate, at latents of its own.
+    Cost: one gradient of \(f\) per replicate, at latents of its own.
 
     References: Tucker et al. (2017), "REBAR".
     """
@@ -26,19 +26,21 @@ class ConditionalScoreFunction(AbstractEstimator):
 
     @property
     def name(self) -> str:
-        return "csf" + suffix(None, full_data=self.full_data)
+        return "csf" + suffix(full_data=self.full_data)
 
     @property
     def has_score(self) -> bool:
         return True
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        if term.sampling(problem).startswith("concrete"):
+        if isinstance(term.sampling(problem), Relaxation):
             return None
         return f"the {term.name} term is not relaxed, so that there is nothing to condition on"
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
-        given = term.sampling(evaluation.problem) + "|sample"
+        relaxation = term.sampling(evaluation.problem)
+        assert isinstance(relaxation, Relaxation), "refused before"
+        given = Relaxation(relaxation.temperature, conditional=True)
         values = term.values(evaluation, given, full_data=self.full_data)
         grads = term.grads(evaluation, given, full_data=self.full_data)
-        return evaluation.algebra.score(values, "sample") + FactoredGradient(paths={given: grads})
+        return evaluation.algebra.score(values, SAMPLE) + FactoredGradient.from_path(given, grads)

@@ -3,7 +3,7 @@
 
 from quell.estimators.base import AbstractEstimator, suffix
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import Capability, FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -11,13 +11,13 @@ class GeneralizedReparameterization(AbstractEstimator):
     r"""\(\nabla_w f(T_w(\epsilon)) + f(Z) \nabla_w \log \bar q_w(\epsilon)\): the base noise depends on \(w\) too.
 
     \(\epsilon = T_w^{-1}(Z)\) is the standardised latent and \(\bar q_w\) its density: a path for what the
-    standardisation follows, a score for what is left. The families' `has_generalized` says where there is one.
+    standardisation follows, a score for what is left. Families with `Capability.GENERALIZED` have one.
 
     Args:
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.
-    Cost: one value and one gradient of \(f\) a replicate.
+    Cost: one value and one gradient of \(f\) per replicate.
 
     Example:
         >>> import quell.estimators
@@ -32,16 +32,14 @@ class GeneralizedReparameterization(AbstractEstimator):
 
     @property
     def name(self) -> str:
-        return "gr" + suffix(None, full_data=self.full_data)
+        return "gr" + suffix(full_data=self.full_data)
 
     @property
     def has_score(self) -> bool:
         return True
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        if problem.family.has_generalized:
-            return None
-        return f"{type(problem.family).__name__} has no generalized reparameterization (Gamma and Beta have one)"
+        return problem.family.refuses(Capability.GENERALIZED)
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         transport = evaluation.problem.family.sampling

@@ -3,14 +3,12 @@
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from quell.estimators.base import AbstractEstimator, default_transport, suffix
 from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
-from quell.models import LinearPredictor
+from quell.families import Capability, FactoredGradient
 from quell.models.quadratic import FactoredCurvature, Quadratic
 from quell.terms import AbstractTerm, Data, batch_factor
 
@@ -22,14 +20,14 @@ class LocalReparameterization(AbstractEstimator):
     and \(\eta_i\) standard normal, read off the latent. The estimator is
     \(\sum_i f_i'(t_i) (\nabla_w x_i^\top \mu + \eta_i \nabla_w s_i)\).
 
-    It is the expectation of `Reparameterization` given \(\eta_i\). With one datum a replicate it is therefore never
+    It is the expectation of `Reparameterization` given \(\eta_i\). With one datum per replicate it is therefore never
     noisier; the data of a larger minibatch share a latent, and then nothing is promised.
 
     Args:
         full_data: evaluate on all data instead of the minibatch.
 
     Bias: none.
-    Cost: one derivative and one variance of the predictor a datum; as the closed form of a quadratic.
+    Cost: one derivative and one variance of the predictor per datum; as the closed form of a quadratic.
 
     Example:
         >>> import quell
@@ -43,16 +41,14 @@ class LocalReparameterization(AbstractEstimator):
 
     @property
     def name(self) -> str:
-        return "lr" + suffix(None, full_data=self.full_data)
+        return "lr" + suffix(full_data=self.full_data)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
         if not isinstance(term, Data):
             return f"local reparameterization needs the data term as it is, and {term.name} was given"
-        if not isinstance(problem.model, LinearPredictor):
+        if problem.model.predictor is None:
             return f"local reparameterization needs a linear predictor, and {problem.model} is not known to have one"
-        if not problem.family.is_gaussian:
-            return f"local reparameterization needs a Gaussian family, and {type(problem.family).__name__} is none"
-        return None
+        return problem.family.refuses(Capability.GAUSSIAN, Capability.MOMENTS)
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         quadratics = evaluation.map(
@@ -68,12 +64,12 @@ def _quadratic(evaluation: Evaluation) -> Callable[[Array, Batch], Quadratic]:
     \(f_i' \eta_i \nabla_w s_i\).
     """
     problem, params = evaluation.problem, evaluation.params
-    model, mean = problem.model, problem.family.mean(params)
-    assert isinstance(model, LinearPredictor), "refused before"
+    predictor, mean = problem.predictor, problem.family.mean(params)
+    assert predictor is not None, "refused before"
 
     def at(z: Array, batch: Batch) -> Quadratic:
-        rows = batch.rows.features
-        slope = jax.vmap(jax.grad(model.log_density))(rows @ z, batch.rows.targets)
+        rows = predictor.rows(batch.rows)
+        slope = predictor.slopes(rows @ z, batch.rows)
         variance = jnp.sum(problem.family.covariance_product(params, rows) * rows, axis=-1)
         is_zero = variance == 0  # a row of zeros: its predictor has no noise
         weight = jnp.where(is_zero, 0.0, slope * (rows @ (z - mean)) / jnp.where(is_zero, 1.0, variance))

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reparameterization estimator."""
 
-from quell.estimators.base import AbstractEstimator, default_transport, refuses_transport, suffix
+import equinox as eqx
+
+from quell.estimators.base import AbstractEstimator, as_transport, default_transport, refuses_transport, suffix
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import AbstractTransport, FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -11,17 +13,17 @@ class Reparameterization(AbstractEstimator):
     r"""\(\nabla_w f(T_w(\epsilon))\) through a transport \(T_w\) from noise to latent.
 
     Args:
-        transport: its name; the family's first by default. For a full-rank Gaussian `"cholesky"` is the
-            paper's RP1 and `"symmetric"` its RP2; `"mirrored"` is RP1 with the noise turned round.
+        transport: the family's first by default. For a full-rank Gaussian `quell.CHOLESKY` is the paper's RP1 and
+            `quell.SYMMETRIC` its RP2; `quell.MIRRORED` is RP1 with the noise turned round.
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.
-    Cost: one gradient of \(f\) a replicate; `"symmetric"` adds one eigendecomposition a step.
+    Cost: one gradient of \(f\) per replicate; `SYMMETRIC` adds one eigendecomposition per step.
 
     References: Geffner & Domke (2018), equation 4; Kingma & Welling (2014).
     """
 
-    transport: str | None = None
+    transport: AbstractTransport | None = eqx.field(static=True, default=None, converter=as_transport)
     full_data: bool = False
 
     @property
@@ -33,4 +35,4 @@ class Reparameterization(AbstractEstimator):
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
         transport = default_transport(evaluation, term, self.transport)
-        return FactoredGradient(paths={transport: term.grads(evaluation, transport, full_data=self.full_data)})
+        return FactoredGradient.from_path(transport, term.grads(evaluation, transport, full_data=self.full_data))

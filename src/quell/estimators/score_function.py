@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The score-function estimator."""
 
-from quell.estimators.base import AbstractEstimator, default_transport, refuses_transport, suffix
+import equinox as eqx
+
+from quell.estimators.base import AbstractEstimator, as_transport, default_transport, refuses_transport, suffix
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import AbstractTransport, FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -15,12 +17,12 @@ class ScoreFunction(AbstractEstimator):
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.
-    Cost: one evaluation of \(f\) a replicate, no gradient of it.
+    Cost: one evaluation of \(f\) per replicate, no gradient of it.
 
     References: Geffner & Domke (2018), equation 4; Ranganath et al. (2014).
     """
 
-    transport: str | None = None
+    transport: AbstractTransport | None = eqx.field(static=True, default=None, converter=as_transport)
     full_data: bool = False
 
     @property

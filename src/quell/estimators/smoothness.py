@@ -10,6 +10,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jaxtyping import Array
 
+from quell.core.program import inner_programs
 from quell.data.access import first_rows
 from quell.evaluation import Problem
 
@@ -41,10 +42,10 @@ KNOWN = frozenset({"logaddexp", "softplus"})
 
 
 def has_no_kinks(problem: Problem) -> bool:
-    """Whether log-likelihood and log-prior have a continuous gradient, so that `Price` is unbiased: by their programs.
+    """Whether log-likelihood and log-prior have a continuous gradient, so that `BonnetPrice` is unbiased.
 
-    Nothing is computed. Every operation on the way from the latent to the density must be known to be smooth where it
-    is finite; a comparison is allowed with a support only. So `False` says nothing. `True` can be relied on, but for
+    Their programs are read, and nothing is computed. Every operation on the way from the latent to the density must be
+    known to be smooth where it is finite; a comparison is allowed with a support only. So `False` says nothing. `True` can be relied on, but for
     kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for derivatives of the user's own.
     """
     model = problem.model
@@ -107,7 +108,7 @@ def _used(jaxpr: Any) -> list[Any]:
 
 def _step(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
     """What is known of the results of one operation; `None` where they may jump."""
-    name, num, inner = equation.primitive.name, len(equation.outvars), _programs(equation)
+    name, num, inner = equation.primitive.name, len(equation.outvars), inner_programs(equation)
     if name in SUMS and len(inputs) == 1 and inputs[0].outside:
         return inputs
     if not any(one.depends for one in inputs):
@@ -137,7 +138,7 @@ def _within_support(inputs: list[Seen]) -> list[Seen] | None:
 
 def _scan(equation: Any, inputs: list[Seen]) -> list[Seen] | None:
     """A loop: what is carried depends on the latent from the iteration after the one in which it begins to."""
-    body = _programs(equation)[0]
+    body = inner_programs(equation)[0]
     last = _num_whole(equation.invars, body.invars)
     first = last - _num_whole(equation.outvars, body.outvars)
     given = [one._replace(outside=False) for one in inputs]
@@ -161,9 +162,3 @@ def _num_whole(outer: list[Any], inner: list[Any]) -> int:
 
 def _is_number(var: Any) -> bool:
     return jnp.issubdtype(var.aval.dtype, jnp.inexact)
-
-
-def _programs(equation: Any) -> list[Any]:
-    """The programs within an operation, such as a call or the body of a loop."""
-    values = [p for value in equation.params.values() for p in (value if isinstance(value, tuple | list) else (value,))]
-    return [getattr(p, "jaxpr", p) for p in values if hasattr(p, "jaxpr") or hasattr(p, "eqns")]

@@ -3,12 +3,8 @@
 
 from quell.estimators.base import AbstractEstimator, suffix
 from quell.evaluation import Evaluation, Problem
-from quell.families import FullRank
-from quell.families.factored import FactoredGradient
-from quell.families.full_rank_gradient import FullRankAlgebra
+from quell.families import Capability, FactoredGradient
 from quell.terms import AbstractTerm
-
-TRANSPORT = "cholesky"
 
 
 class TransposedReparameterization(AbstractEstimator):
@@ -26,7 +22,7 @@ class TransposedReparameterization(AbstractEstimator):
         full_data: evaluate \(f\) on all data instead of the minibatch.
 
     Bias: none.
-    Cost: that of `Reparameterization`, one triangular solve and one product with \(L\) a replicate.
+    Cost: that of `Reparameterization`, one triangular solve and one product with \(L\) per replicate.
 
     Example:
         >>> import quell
@@ -40,16 +36,13 @@ class TransposedReparameterization(AbstractEstimator):
 
     @property
     def name(self) -> str:
-        return "rpt" + suffix(None, full_data=self.full_data)
+        return "rpt" + suffix(full_data=self.full_data)
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        if not isinstance(problem.family, FullRank):
-            family = type(problem.family).__name__
-            return f"{family} has no triangular scale to transpose (for a mean-field one it would change nothing)"
-        if TRANSPORT not in term.transports(problem):
-            return f"the {term.name} term is not taken at latents of the transport {TRANSPORT!r}"
-        return None
+        if term.sampling(problem) != problem.family.sampling:
+            return f"the {term.name} term is not taken at latents of the family's own transport"
+        return problem.family.refuses(Capability.TRIANGULAR_SCALE)
 
     def estimate(self, evaluation: Evaluation, term: AbstractTerm) -> FactoredGradient:
-        assert isinstance(evaluation.algebra, FullRankAlgebra), "refused before"
-        return evaluation.algebra.transposed(term.grads(evaluation, TRANSPORT, full_data=self.full_data))
+        transport = evaluation.problem.family.sampling
+        return evaluation.algebra.transposed(term.grads(evaluation, transport, full_data=self.full_data))

@@ -22,8 +22,8 @@ class Draw(eqx.Module):
     """All the randomness of one step.
 
     Args:
-        noise: base noise, one row a replicate.
-        index: rows of the data: a minibatch a replicate `[R, b]`, one minibatch for all `[b]`, or `None`
+        noise: base noise, one row per replicate.
+        index: rows of the data: a minibatch per replicate `[R, b]`, one minibatch for all `[b]`, or `None`
             for the full data.
         upcoming: the index of the next step, where it is known: data on disk are read ahead by it.
     """
@@ -66,23 +66,20 @@ class Sampler(eqx.Module):
         """Refuse a minibatch larger than the data."""
         if self.batch_size is not None and self.batch_size > problem.model.num_data:
             raise ValueError(
-                f"`batch_size` was given as {self.batch_size} for {problem.model.num_data} data. At most "
-                f"{problem.model.num_data} was needed. Write `batch_size=None` for the full data."
+                f"`batch_size` must be at most the number of data, {problem.model.num_data}, got {self.batch_size}; "
+                "try `batch_size=None` for the full data."
             )
 
     @property
     def num_units(self) -> int:
-        """Independent units a draw: replicates, or one where they share a random minibatch."""
+        """Independent units per draw: replicates, or one where they share a random minibatch."""
         return 1 if self.shared and self.batch_size is not None else self.num_replicates
 
     def draw(self, key: Key[Array, ""], family: AbstractFamily, num_data: int, dtype: DTypeLike) -> Draw:
         """Turn a key into the noise and the minibatches of one step."""
         check_key(key)
         if self.batch_size is not None and num_data > MOST_DATA:
-            raise ValueError(
-                f"A minibatch was asked for out of {num_data} data. At most {MOST_DATA} were needed, because rows are "
-                "numbered with 32 bits. Fit a part of the data."
-            )
+            raise ValueError(f"Minibatches number rows with 32 bits: at most {MOST_DATA} data, got {num_data}.")
         num, size = 1 if self.shared else self.num_replicates, self.batch_size or 0
         keys = jax.random.split(key, 1 + num * size)
         noise = family.noise(keys[0], self.num_replicates, dtype)
@@ -103,14 +100,14 @@ class Sampler(eqx.Module):
 def _integers(
     keys: Key[Array, "sample datum"], limit: Int[Array, "*datum"], largest: int
 ) -> Int[Array, "sample datum"]:
-    """Uniform integers below a limit, one a key: the remainder of the 64 bits of the key itself.
+    """Uniform integers below a limit, one per key: the remainder of the 64 bits of the key itself.
 
     A key that comes from a split is as random as what could be drawn with it. Drawing would be a second call of the
     generator, which takes as long as all the rest of a small draw. Numbers of 32 bits are divided as on paper, with as
     many binary digits at a time as cannot overflow.
 
     Args:
-        keys: one an integer.
+        keys: one per integer.
         limit: above all of them; at most `largest`.
         largest: of the limits.
 

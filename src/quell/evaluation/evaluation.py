@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """One draw, seen at the current parameters: what every estimator of a step is evaluated on."""
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.data.access import on_disk, take_rows
 from quell.evaluation.draw import Draw
 from quell.evaluation.problem import Problem
-from quell.families import AbstractGradientAlgebra
+from quell.families import AbstractGradientAlgebra, AbstractTransport
 
 
 class Batch(eqx.Module):
@@ -31,9 +31,9 @@ class Batch(eqx.Module):
         """The rows, as arrays; all data at once are refused where they lie on disk."""
         if on_disk(self.data):
             raise ValueError(
-                f"An estimator or a variate asked for all data at once, and {self.data} lie on disk. One that takes "
-                "minibatches, or sums over the data, was needed. Write for example `sampler=quell.Sampler(10, 100)` "
-                "without `full_data=True`; `Reparameterization` and `ClosedForm` take all data in blocks."
+                f"Estimators and variates that take all data at once need them in memory, got {self.data}; try "
+                "`sampler=quell.Sampler(10, 100)` without `full_data=True`. `Reparameterization` and `ClosedForm` take "
+                "all data in blocks."
             )
         return self.data
 
@@ -51,25 +51,34 @@ class Evaluation:
     """
 
     def __init__(self, problem: Problem, params: PyTree, draw: Draw) -> None:
-        """Carry the noise to particles of the family."""
+        """Carry the noise to latents of the family."""
         self.problem, self.params, self.draw = problem, params, draw
         self.algebra: AbstractGradientAlgebra = problem.family.algebra(params, draw.noise)
-        self._latents: dict[str, Float[Array, "sample latent"]] = {}
-        self.known_values: dict[str, Float[Array, "sample"]] = {}
-        """Log-likelihoods of all data by transport, where a pass over them has left them."""
+        self._computed: dict[Hashable, Any] = {}
 
-    def latents(self, transport: str) -> Float[Array, "sample latent"]:
+    @property
+    def dtype(self) -> Any:
+        """The precision of the step."""
+        return jnp.result_type(*jax.tree.leaves(self.params))
+
+    def once(self, name: Hashable, compute: Callable[[], Any]) -> Any:
+        """A value that several estimators of the step share; whoever asks first computes it."""
+        if name not in self._computed:
+            self._computed[name] = compute()
+        return self._computed[name]
+
+    def latents(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         """The latents under a transport."""
-        if transport not in self._latents:
-            self._latents[transport] = self.algebra.latents(transport)
-        return self._latents[transport]
+        return self.once(transport, lambda: self.algebra.latents(transport))
 
-    @functools.cached_property
     def _minibatch(self) -> Batch:
         data, draw = self.problem.model.data, self.draw
         if draw.index is None:
             return Batch(data, is_full=True)
         return Batch(take_rows(data, draw.index, draw.upcoming), is_full=False)
+
+    def _batch(self, *, full_data: bool) -> Batch:
+        return Batch(self.problem.model.data, is_full=True) if full_data else self.once(Batch, self._minibatch)
 
     def reads_all(self, *, full_data: bool) -> bool:
         """Whether a function of all data has to go through them in blocks, because they lie on disk."""
@@ -81,11 +90,10 @@ class Evaluation:
 
     def map_batches(self, function: Callable[[Batch], Any], *, full_data: bool) -> Any:
         """Apply a function of a batch: once where all replicates see the same data, else to each."""
-        batch = Batch(self.problem.model.data, is_full=True) if full_data else self._minibatch
+        batch = self._batch(full_data=full_data)
         return jax.vmap(function)(batch) if self.has_batch_axis(full_data=full_data) else function(batch)
 
-    def map(self, function: Callable[[Array, Batch], Any], transport: str, *, full_data: bool) -> Any:
+    def map(self, function: Callable[[Array, Batch], Any], transport: AbstractTransport, *, full_data: bool) -> Any:
         """Apply a function of one latent and one batch to each replicate."""
-        batch = Batch(self.problem.model.data, is_full=True) if full_data else self._minibatch
         axis = 0 if self.has_batch_axis(full_data=full_data) else None
-        return jax.vmap(function, in_axes=(0, axis))(self.latents(transport), batch)
+        return jax.vmap(function, in_axes=(0, axis))(self.latents(transport), self._batch(full_data=full_data))

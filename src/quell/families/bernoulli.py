@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count
 from quell.families.discrete import AbstractDiscreteFamily
-from quell.families.uniform import open_uniform
+from quell.families.noise import open_uniform
 
 
 class Logits(NamedTuple):
@@ -37,10 +37,6 @@ class Bernoulli(AbstractDiscreteFamily):
     def __check_init__(self) -> None:
         """Refuse a dimension that is not positive."""
         check_count("dim", self.dim)
-
-    @property
-    def num_params(self) -> int:
-        return self.dim
 
     def init(self, *, dtype: DTypeLike | None = None) -> Logits:
         return Logits(jnp.zeros(self.dim, dtype))

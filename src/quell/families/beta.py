@@ -11,9 +11,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
-from quell.families.dense import AbstractDenseFamily
+from quell.families.base import AbstractFamily, Capability
 from quell.families.gamma_quantile import log_gamma_quantile
-from quell.families.uniform import open_uniform
+from quell.families.noise import open_uniform
 
 
 class BetaParams(NamedTuple):
@@ -23,12 +23,12 @@ class BetaParams(NamedTuple):
     log_beta: Float[Array, "*batch latent"]
 
 
-class Beta(AbstractDenseFamily):
+class Beta(AbstractFamily):
     r"""Independent beta distributions, \(z = g_1 / (g_1 + g_2)\) with gamma variables of shapes \(\alpha, \beta\).
 
-    Both gammas are made from uniform noise by the quantile function and differentiated implicitly (transport
-    `"implicit"`). The generalized reparameterization standardises \(\mathrm{logit}\, z\) by its mean
-    \(\psi(\alpha) - \psi(\beta)\) and its variance \(\psi'(\alpha) + \psi'(\beta)\).
+    Both gammas are made from uniform noise by the quantile function and differentiated implicitly. The generalized
+    reparameterization standardises \(\mathrm{logit}\, z\) by its mean \(\psi(\alpha) - \psi(\beta)\) and its
+    variance \(\psi'(\alpha) + \psi'(\beta)\).
 
     Latents are rounded away from 0 and 1. In single precision that moves a noticeable mass where \(\beta\) is below
     about 0.3, because a number between 0 and 1 comes no nearer to 1 than 6e-8.
@@ -58,16 +58,8 @@ class Beta(AbstractDenseFamily):
         check_positive("init_beta", self.init_beta)
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return ("implicit",)
-
-    @property
-    def has_generalized(self) -> bool:
-        return True
-
-    @property
-    def num_params(self) -> int:
-        return 2 * self.dim
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.ENTROPY, Capability.MOMENTS, Capability.GENERALIZED})
 
     def init(self, *, dtype: DTypeLike | None = None) -> BetaParams:
         alpha, beta = math.log(self.init_alpha), math.log(self.init_beta)
@@ -76,7 +68,7 @@ class Beta(AbstractDenseFamily):
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
         return open_uniform(key, (num, 2 * self.dim), dtype)
 
-    def transport(self, name: str, params: BetaParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
+    def sample(self, params: BetaParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
         first, second = log_gamma_quantile(_shapes(params), noise.reshape(2, self.dim))
         return _inside(first - second)
 
@@ -99,17 +91,17 @@ class Beta(AbstractDenseFamily):
     def covariance_product(self, params: BetaParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         return rows * self.variance(params)
 
-    def generalized_base(self, params: BetaParams, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
-        loc, scale = _logit_moments(params)
-        return (jnp.log(z) - jnp.log1p(-z) - loc) / scale
-
-    def generalized_transport(
-        self, params: BetaParams, base: Float[Array, "latent"]
+    def generalized(
+        self, params: BetaParams, held: BetaParams, noise: Float[Array, "noise"]
     ) -> tuple[Float[Array, "latent"], Float[Array, ""]]:
+        fixed_loc, fixed_scale = _logit_moments(held)
+        z = self.sample(held, noise)
+        base = (jnp.log(z) - jnp.log1p(-z) - fixed_loc) / fixed_scale
         loc, scale = _logit_moments(params)
         logit = loc + scale * base
         slope = jax.nn.log_sigmoid(logit) + jax.nn.log_sigmoid(-logit)
-        return _inside(logit), jnp.sum(slope + jnp.log(scale))
+        moved = _inside(logit)
+        return moved, self.log_prob(params, moved) + jnp.sum(slope + jnp.log(scale))
 
 
 def _shapes(params: BetaParams) -> Float[Array, "2 latent"]:

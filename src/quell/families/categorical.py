@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from quell.core.checks import check_count
 from quell.families.bernoulli import Logits
 from quell.families.discrete import AbstractDiscreteFamily
-from quell.families.uniform import open_uniform
+from quell.families.noise import open_uniform
 
 
 class Categorical(AbstractDiscreteFamily):
@@ -42,10 +42,6 @@ class Categorical(AbstractDiscreteFamily):
     def dim(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Length of the flat latent."""
         return self.num_variables * self.num_categories
-
-    @property
-    def num_params(self) -> int:
-        return self.dim
 
     def init(self, *, dtype: DTypeLike | None = None) -> Logits:
         return Logits(jnp.zeros(self._shape, dtype))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
-from quell.families.base import AbstractGradientAlgebra, dense_gram, dense_leaf_grams
+from quell.families.algebra import AbstractGradientAlgebra, dense_gram, dense_leaf_grams
 from quell.families.factored import FactoredGradient
 
 NUMBERS_AT_ONCE = 2**22
@@ -17,7 +17,7 @@ NUMBERS_AT_ONCE = 2**22
 
 Start = int | Int[Array, ""]
 DenseBlock = Callable[[Start, int], PyTree]
-"""From the first coordinate and the number of them to the gradient of their parameters, a replicate at a time."""
+"""From the first coordinate and the number of them to the gradient of their parameters, for each replicate."""
 
 
 class AbstractBlockAlgebra(AbstractGradientAlgebra):
@@ -33,15 +33,15 @@ class AbstractBlockAlgebra(AbstractGradientAlgebra):
 
     @property
     @abstractmethod
-    def numbers_a_coordinate(self) -> int:
+    def numbers_per_coordinate(self) -> int:
         """Numbers of a dense sample for each coordinate, of all replicates together."""
 
     @abstractmethod
-    def dense_block(self, parts: FactoredGradient) -> DenseBlock:
+    def dense_block(self, gradient: FactoredGradient) -> DenseBlock:
         """`dense` as a function of the coordinates wanted."""
 
-    def dense(self, parts: FactoredGradient) -> PyTree[Float[Array, "sample ..."]]:
-        return self.dense_block(parts)(0, self.num_coordinates)
+    def dense(self, gradient: FactoredGradient) -> PyTree[Float[Array, "sample ..."]]:
+        return self.dense_block(gradient)(0, self.num_coordinates)
 
     def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
         return self._sum(dense_gram, samples)
@@ -57,7 +57,7 @@ class AbstractBlockAlgebra(AbstractGradientAlgebra):
 
     def _sum(self, products: Callable[[list[PyTree]], Array], samples: Sequence[FactoredGradient]) -> Array:
         blocks = [self.dense_block(sample) for sample in samples]
-        size = max(1, NUMBERS_AT_ONCE // (len(samples) * self.numbers_a_coordinate))
+        size = max(1, NUMBERS_AT_ONCE // (len(samples) * self.numbers_per_coordinate))
         return sum_over_blocks(lambda *at: products([block(*at) for block in blocks]), self.num_coordinates, size)
 
 

@@ -1,80 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families whose gradients are carried to the parameters at once: few parameters a coordinate, any distribution."""
+"""Gradients by differentiating a family's sampling: any distribution, few parameters."""
 
 import functools
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from quell.families.base import AbstractFamily, AbstractGradientAlgebra, dense_gram
-from quell.families.factored import Exact, FactoredGradient
+from quell.families.algebra import AbstractGradientAlgebra
+from quell.families.factored import FactoredGradient
+from quell.families.transport import AbstractTransport
 from quell.models.quadratic import Quadratic
 
 
-class AbstractDenseFamily(AbstractFamily):
-    """A family that says how it samples; its gradients come from differentiating that."""
-
-    @abstractmethod
-    def transport(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
-        """Carry one row of noise to a latent; differentiable in the parameters for every name in `transports`."""
-
-    def log_density(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, ""]:
-        """Log density of what a map makes of the noise, as a function of the parameters with that value held."""
-        return self.log_prob(params, self.transport(name, jax.lax.stop_gradient(params), noise))
-
-    def generalized_base(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
-        """Standardise a latent: the inverse of `generalized_transport`."""
-        raise NotImplementedError("refused before: the family has no generalized reparameterization")
-
-    def generalized_transport(
-        self, params: PyTree, base: Float[Array, "latent"]
-    ) -> tuple[Float[Array, "latent"], Float[Array, ""]]:
-        """Carry a standardised latent back, and the log determinant of that map's Jacobian in the latent."""
-        raise NotImplementedError("refused before: the family has no generalized reparameterization")
-
-    def algebra(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "DenseAlgebra":
-        return DenseAlgebra(self, params, noise)
-
-
 class DenseAlgebra(AbstractGradientAlgebra):
-    """Gradients by differentiation, one parameter-shaped array a replicate.
+    """One parameter-shaped array per replicate.
 
     A map is differentiated once, however many estimators carry something back through it.
 
     Args:
-        family: that was drawn from.
+        family: that was drawn from, an `AbstractFamily`.
         params: of the family.
         noise: of the draw.
     """
 
-    def __init__(self, family: AbstractDenseFamily, params: PyTree, noise: Float[Array, "sample noise"]) -> None:
+    def __init__(self, family: Any, params: PyTree, noise: Float[Array, "sample noise"]) -> None:
         """Keep what the draw was made of."""
         self.family, self.params, self.noise = family, params, noise
         self._kept: dict[Hashable, Any] = {}
 
-    def latents(self, transport: str) -> Float[Array, "sample latent"]:
+    def latents(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         def make() -> Float[Array, "sample latent"]:
-            return jax.vmap(lambda noise: self.family.transport(transport, self.params, noise))(self.noise)
+            return jax.vmap(lambda noise: self.family.latent(transport, self.params, noise))(self.noise)
 
         return self._keep(("latents", transport), make)
 
-    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+    def log_probs(self, transport: AbstractTransport) -> Float[Array, "sample"]:
         return jax.vmap(lambda z: self.family.log_prob(self.params, z))(self.latents(transport))
 
-    def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
+    def log_prob_grads(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         grad = jax.grad(self.family.log_prob, argnums=1)
         return jax.vmap(lambda z: grad(self.params, z))(self.latents(transport))
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
+    def score(self, weight: Float[Array, "sample"], transport: AbstractTransport) -> FactoredGradient:
         log_density = functools.partial(self.family.log_density, transport)
-        return FactoredGradient(dense=self._carry_back(("score", transport), log_density, lambda: self.noise, weight))
+        return FactoredGradient(dense=self._carry_back(("score", transport), log_density, weight))
 
     def entropy_grad(self) -> FactoredGradient:
-        return FactoredGradient(exacts=(Exact(jax.grad(self.family.entropy)(self.params)),))
+        return FactoredGradient.from_exact(jax.grad(self.family.entropy)(self.params))
 
     def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         def grad(one: Quadratic) -> PyTree:
@@ -82,46 +57,38 @@ class DenseAlgebra(AbstractGradientAlgebra):
 
         if per_sample:
             return FactoredGradient(dense=jax.vmap(grad)(quadratic))
-        return FactoredGradient(exacts=(Exact(grad(quadratic)),))
+        return FactoredGradient.from_exact(grad(quadratic))
 
     def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> FactoredGradient:
-        def bases() -> Float[Array, "sample latent"]:
-            latents = self.latents(self.family.sampling)
-            return jax.vmap(lambda z: self.family.generalized_base(self.params, z))(latents)
+        held = jax.lax.stop_gradient(self.params)
 
-        def moved_and_log_density(w: PyTree, base: Array) -> tuple[Array, Array]:
-            moved, log_det = self.family.generalized_transport(w, base)
-            return moved, self.family.log_prob(w, moved) + log_det
+        def moved_and_log_density(w: PyTree, noise: Array) -> tuple[Array, Array]:
+            return self.family.generalized(w, held, noise)
 
-        return FactoredGradient(dense=self._carry_back("generalized", moved_and_log_density, bases, (grads, values)))
+        return FactoredGradient(dense=self._carry_back("generalized", moved_and_log_density, (grads, values)))
 
-    def dense(self, parts: FactoredGradient) -> PyTree:
+    def dense(self, gradient: FactoredGradient) -> PyTree:
         num = self.noise.shape[0]
         total = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape), leaf.dtype), self.params)
-        for name, cotangent in parts.paths.items():
-            transport = functools.partial(self.family.transport, name)
-            path = self._carry_back(("path", name), transport, lambda: self.noise, cotangent)
-            total = jax.tree.map(jnp.add, total, path)
-        for exact in parts.exacts:
+        for path in gradient.paths:
+            latent = functools.partial(self.family.latent, path.transport)
+            carried = self._carry_back(("path", path.transport), latent, path.cotangent)
+            total = jax.tree.map(jnp.add, total, carried)
+        for exact in gradient.exacts:
             weight = jnp.ones(num, self.noise.dtype) if exact.weight is None else exact.weight
             total = jax.tree.map(lambda t, v, w=weight: t + jnp.tensordot(w, v, 0), total, exact.value)
-        if parts.dense is not None:
-            total = jax.tree.map(jnp.add, total, parts.dense)
+        if gradient.dense is not None:
+            total = jax.tree.map(jnp.add, total, gradient.dense)
         return total
 
-    def pullback(self, parts: FactoredGradient) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.dense(parts))
+    def pullback(self, gradient: FactoredGradient) -> PyTree:
+        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.dense(gradient))
 
-    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
-        return dense_gram([self.dense(sample) for sample in samples])
-
-    def _carry_back(
-        self, name: Hashable, function: Callable[..., Any], rows: Callable[[], Array], cotangent: PyTree
-    ) -> PyTree:
-        """Carry cotangents of a function of (params, row) back to the parameters, a replicate at a time."""
+    def _carry_back(self, name: Hashable, function: Callable[..., Any], cotangent: PyTree) -> PyTree:
+        """Carry cotangents of a function of (params, row of noise) back to the parameters, replicate by replicate."""
 
         def differentiate() -> PyTree:
-            return jax.vmap(lambda row: jax.vjp(lambda w: function(w, row), self.params)[1])(rows())
+            return jax.vmap(lambda row: jax.vjp(lambda w: function(w, row), self.params)[1])(self.noise)
 
         back = self._keep(name, differentiate)
         cotangent = jax.tree.map(lambda leaf: leaf.astype(self.noise.dtype), cotangent)

@@ -6,32 +6,29 @@ temperature t replaces the threshold by a smooth step of width t. It comes in tw
 that the threshold made, from noise of its own.
 """
 
-import re
 from abc import abstractmethod
 
 import jax
 from jaxtyping import Array, Float, PyTree
 
-from quell.families.dense import AbstractDenseFamily
-
-_RELAXED = re.compile(r"concrete\((?P<temperature>[^)]*)\)(?P<given>\|sample)?")
-
-
-def relaxed_name(temperature: float, *, given_sample: bool = False) -> str:
-    """Name of the map from noise to a relaxed latent."""
-    return f"concrete({temperature!r}){'|sample' if given_sample else ''}"
+from quell.families.base import AbstractFamily, Capability
+from quell.families.transport import AbstractTransport, Relaxation
 
 
-class AbstractDiscreteFamily(AbstractDenseFamily):
+class AbstractDiscreteFamily(AbstractFamily):
     """A family over finitely many values; there is no path through its samples."""
 
     @property
-    def transports(self) -> tuple[str, ...]:
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.ENTROPY, Capability.MOMENTS, Capability.RELAXATION})
+
+    @property
+    def transports(self) -> tuple[AbstractTransport, ...]:
         return ()
 
     @abstractmethod
     def support(self) -> Float[Array, "value latent"]:
-        """All values, one a row."""
+        """All values, one per row."""
 
     @abstractmethod
     def hidden(self, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
@@ -55,16 +52,22 @@ class AbstractDiscreteFamily(AbstractDenseFamily):
     def soften(self, hidden: Float[Array, "latent"], temperature: float) -> Float[Array, "latent"]:
         """The smooth step that takes the threshold's place."""
 
-    def transport(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
-        relaxed = _RELAXED.fullmatch(name)
-        if relaxed is None:
-            return self.harden(self.hidden(params, noise))
-        if relaxed["given"] is None:
-            return self.soften(self.hidden(params, noise), float(relaxed["temperature"]))
-        sample = self.harden(self.hidden(params, noise))
-        return self.soften(self.hidden_given(params, sample, noise), float(relaxed["temperature"]))
+    def sample(self, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
+        return self.harden(self.hidden(params, noise))
 
-    def log_density(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, ""]:
-        if _RELAXED.fullmatch(name) is None:
-            return super().log_density(name, params, noise)
+    def latent(
+        self, transport: AbstractTransport, params: PyTree, noise: Float[Array, "noise"]
+    ) -> Float[Array, "latent"]:
+        if not isinstance(transport, Relaxation):
+            return self.sample(params, noise)
+        if not transport.conditional:
+            return self.soften(self.hidden(params, noise), transport.temperature)
+        hidden = self.hidden_given(params, self.sample(params, noise), noise)
+        return self.soften(hidden, transport.temperature)
+
+    def log_density(
+        self, transport: AbstractTransport, params: PyTree, noise: Float[Array, "noise"]
+    ) -> Float[Array, ""]:
+        if not isinstance(transport, Relaxation):
+            return super().log_density(transport, params, noise)
         return self.hidden_log_prob(params, jax.lax.stop_gradient(self.hidden(params, noise)))

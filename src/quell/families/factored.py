@@ -3,7 +3,7 @@
 
 One reparameterization gradient of a full-rank Gaussian in d dimensions has d numbers of information in
 d + d(d+1)/2 slots. So a sample is kept as a small sum of parts, added and scaled as they are; the family
-carries the final sum back to its parameters once a step.
+carries the final sum back to its parameters once per step.
 """
 
 from typing import Any
@@ -13,13 +13,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from quell.families.transport import AbstractTransport
+
+
+class Path(eqx.Module):
+    """Cotangents of the latents, one per replicate, to be carried back through a transport."""
+
+    transport: AbstractTransport = eqx.field(static=True)
+    cotangent: Float[Array, "sample latent"]
+
 
 class Exact(eqx.Module):
     """A parameter-shaped value, the same for every replicate up to a scalar weight.
 
     Args:
         value: shaped like the parameters.
-        weight: one factor a replicate; `None` stands for ones.
+        weight: one factor per replicate; `None` stands for ones.
     """
 
     value: PyTree[Float[Array, "..."]]
@@ -38,24 +47,44 @@ class FactoredGradient(eqx.Module):
     """A gradient for each replicate, as a sum of parts.
 
     Args:
-        paths: for a named transport, the cotangent of the latent that is to be carried back through it.
+        paths: at most one for each transport.
         exacts: parameter-shaped values shared by the replicates.
-        outers: low-rank forms, one a replicate.
+        outers: low-rank forms, one per replicate.
         dense: the fallback, parameter-shaped with a leading replicate axis.
     """
 
-    paths: dict[str, Float[Array, "sample latent"]] = eqx.field(default_factory=dict)
+    paths: tuple[Path, ...] = ()
     exacts: tuple[Exact, ...] = ()
     outers: tuple[Outer, ...] = ()
     dense: PyTree[Float[Array, "sample ..."]] | None = None
 
+    @classmethod
+    def from_path(cls, transport: AbstractTransport, cotangent: Float[Array, "sample latent"]) -> "FactoredGradient":
+        """One path and nothing else."""
+        return cls(paths=(Path(transport, cotangent),))
+
+    @classmethod
+    def from_exact(cls, value: PyTree, weight: Float[Array, "sample"] | None = None) -> "FactoredGradient":
+        """One shared value and nothing else."""
+        return cls(exacts=(Exact(value, weight),))
+
+    def cotangent(self, transport: AbstractTransport) -> Float[Array, "sample latent"] | None:
+        """Of the path through a transport; `None` if there is none."""
+        return next((path.cotangent for path in self.paths if path.transport == transport), None)
+
+    def without(self, transport: AbstractTransport) -> "FactoredGradient":
+        """The sum of all other parts."""
+        paths = tuple(path for path in self.paths if path.transport != transport)
+        return FactoredGradient(paths, self.exacts, self.outers, self.dense)
+
     def __add__(self, other: "FactoredGradient") -> "FactoredGradient":
         """Sum of two samples, still factored."""
-        paths = dict(self.paths)
-        for name, cotangent in other.paths.items():
-            paths[name] = paths[name] + cotangent if name in paths else cotangent
+        paths = {path.transport: path.cotangent for path in self.paths}
+        for path in other.paths:
+            before = paths.get(path.transport)
+            paths[path.transport] = path.cotangent if before is None else before + path.cotangent
         return FactoredGradient(
-            paths=paths,
+            paths=tuple(Path(transport, cotangent) for transport, cotangent in paths.items()),
             exacts=self.exacts + other.exacts,
             outers=self.outers + other.outers,
             dense=_add(self.dense, other.dense),
@@ -64,7 +93,7 @@ class FactoredGradient(eqx.Module):
     def __mul__(self, factor: float | Float[Array, ""]) -> "FactoredGradient":
         """The sample times one number."""
         return FactoredGradient(
-            paths={name: factor * cotangent for name, cotangent in self.paths.items()},
+            paths=tuple(Path(path.transport, factor * path.cotangent) for path in self.paths),
             exacts=tuple(Exact(_scale(factor, e.value), e.weight) for e in self.exacts),
             outers=tuple(Outer(factor * o.location, factor * o.left, o.right) for o in self.outers),
             dense=_scale(factor, self.dense),
@@ -81,6 +110,11 @@ class FactoredGradient(eqx.Module):
     def where(self, keep: Bool[Array, ""]) -> "FactoredGradient":
         """The sample itself, or exact zeros (also in place of NaN) where it is not kept."""
         return jax.tree.map(lambda leaf: jnp.where(keep, leaf, 0), self)
+
+    def is_finite(self) -> Bool[Array, ""]:
+        """Whether every number is."""
+        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]
+        return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
 
 
 def _add(left: Any, right: Any) -> Any:

@@ -9,17 +9,20 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_positive
-from quell.families.base import AbstractFamily
+from quell.families.base import AbstractFamily, Capability
+from quell.families.full_rank_algebra import FullRankAlgebra
 from quell.families.full_rank_draw import FullRankDraw
-from quell.families.full_rank_gradient import FullRankAlgebra
-from quell.families.location_scale import LocationScale, diagonal_from, standard_normal
+from quell.families.full_rank_geometry import FullRankGeometry
+from quell.families.location_scale import LocationScale, diagonal_from, scale_tril
+from quell.families.noise import standard_normal
+from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 
 
 class FullRank(AbstractFamily):
     r"""Gaussian with any covariance \(L L^\top\); the parameters are \(\mu\) and the lower triangle of \(L\).
 
-    Transports: `cholesky`, \(z = \mu + L\epsilon\); `symmetric`, \(z = \mu + (LL^\top)^{1/2}\epsilon\); and
-    `mirrored`, \(z = \mu - L\epsilon\), which is another square root of the covariance and costs no decomposition.
+    Transports: `CHOLESKY`, \(z = \mu + L\epsilon\); `SYMMETRIC`, \(z = \mu + (LL^\top)^{1/2}\epsilon\); and
+    `MIRRORED`, \(z = \mu - L\epsilon\), which is another square root of the covariance and costs no decomposition.
 
     Args:
         dim: length of the latent.
@@ -42,20 +45,17 @@ class FullRank(AbstractFamily):
         check_positive("init_scale", self.init_scale)
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return ("cholesky", "symmetric", "mirrored")
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(
+            {
+                *(Capability.ENTROPY, Capability.MOMENTS, Capability.GAUSSIAN),
+                *(Capability.GEOMETRY, Capability.NATURAL_METRIC, Capability.TRIANGULAR_SCALE),
+            }
+        )
 
     @property
-    def is_gaussian(self) -> bool:
-        return True
-
-    @property
-    def has_natural_metric(self) -> bool:
-        return True
-
-    @property
-    def num_params(self) -> int:
-        return self.dim + self.dim * (self.dim + 1) // 2
+    def transports(self) -> tuple[AbstractTransport, ...]:
+        return CHOLESKY, SYMMETRIC, MIRRORED
 
     @property
     def num_leaf_params(self) -> tuple[int, ...]:
@@ -70,8 +70,10 @@ class FullRank(AbstractFamily):
 
     def scale_tril(self, params: PyTree) -> Float[Array, "latent latent"]:
         r"""The matrix \(L\)."""
-        diagonal = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).value
-        return jnp.tril(params.scale, -1) + jnp.diag(diagonal)
+        return scale_tril(params.scale, log_scale=self.log_scale)
+
+    def sample(self, params: PyTree, noise: Float[Array, "latent"]) -> Float[Array, "latent"]:
+        return params.loc + self.scale_tril(params) @ noise
 
     def log_prob(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, ""]:
         tril = self.scale_tril(params)
@@ -94,6 +96,10 @@ class FullRank(AbstractFamily):
     def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         # One product, which the gradient of the scale shares.
         return jnp.sum((rows @ self.scale_tril(params)) ** 2, axis=-1)
+
+    @property
+    def geometry(self) -> FullRankGeometry:
+        return FullRankGeometry(self.log_scale)
 
     def algebra(self, params: PyTree, noise: Float[Array, "sample latent"]) -> FullRankAlgebra:
         slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).slope

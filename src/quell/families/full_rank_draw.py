@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One draw from a full-rank Gaussian: what gradients and their inner products both look at."""
+"""One draw from a full-rank Gaussian: what gradients and their inner products share."""
 
 import functools
 
@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 
 from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.symmetric_root import SymmetricRoot
+from quell.families.transport import MIRRORED
 
 
 class FullRankDraw:
@@ -17,7 +18,7 @@ class FullRankDraw:
         loc: the mean.
         tril: the scale, lower triangular.
         slope: derivative of the scale's diagonal with respect to its parameters.
-        noise: one row a replicate.
+        noise: one row per replicate.
     """
 
     def __init__(
@@ -42,14 +43,13 @@ class FullRankDraw:
         return jnp.tril(ones, -1) + jnp.diag(self.slope)
 
     def weight(self, exact: Exact) -> Float[Array, "sample"]:
-        """The factors of a shared value, one a replicate."""
+        """The factors of a shared value, one per replicate."""
         return jnp.ones_like(self.noise[:, 0]) if exact.weight is None else exact.weight
 
-    def without_mirror(self, parts: FactoredGradient) -> FactoredGradient:
-        r"""The same sample with its mirrored path as an outer product, \(-g\epsilon^\top\) for the scale."""
-        if "mirrored" not in parts.paths:
-            return parts
-        paths = dict(parts.paths)
-        cotangent = paths.pop("mirrored")
+    def without_mirror(self, gradient: FactoredGradient) -> FactoredGradient:
+        r"""The same gradient with its mirrored path as an outer product, \(-g\epsilon^\top\) for the scale."""
+        cotangent = gradient.cotangent(MIRRORED)
+        if cotangent is None:
+            return gradient
         outer = Outer(cotangent, cotangent[:, None], -self.noise[:, None])
-        return FactoredGradient(paths, parts.exacts, (*parts.outers, outer), parts.dense)
+        return gradient.without(MIRRORED) + FactoredGradient(outers=(outer,))

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.families import FullRank
 from quell.families.geometry import AbstractGeometry, least_precision
-from quell.families.location_scale import LocationScale, diagonal_from
+from quell.families.location_scale import LocationScale, diagonal_from, scale_tril
 
 _LARGE = 1e6
 """Above the inverse of every precision that a step may take."""
@@ -39,13 +38,16 @@ class FullRankGeometry(AbstractGeometry):
     Gaussian variational approximation", for the metric.
     """
 
-    family: FullRank
+    log_scale: bool
+
+    @property
+    def momentum(self) -> float:
+        return 0.0
 
     def direction(self, params: LocationScale, grad: LocationScale) -> WhitenedDirection:
-        tril = self.family.scale_tril(params)
-        slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.family.log_scale).slope
-        raw = jnp.tril(grad.scale, -1) + jnp.diag(jnp.diagonal(grad.scale) / slope)
-        return WhitenedDirection(tril.T @ grad.loc, jnp.tril(tril.T @ raw))
+        tril = scale_tril(params.scale, log_scale=self.log_scale)
+        slope = diagonal_from(jnp.diagonal(params.scale), log_scale=self.log_scale).slope
+        return WhitenedDirection(tril.T @ grad.loc, jnp.tril(tril.T @ matrix_cotangent(grad.scale, slope)))
 
     def sq_norm(self, params: LocationScale, direction: WhitenedDirection) -> Float[Array, ""]:
         squares = direction.scale**2
@@ -54,7 +56,7 @@ class FullRankGeometry(AbstractGeometry):
     def move(
         self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""], scale_rate: float = 1.0
     ) -> LocationScale:
-        tril = self.family.scale_tril(params)
+        tril = scale_tril(params.scale, log_scale=self.log_scale)
         strict = jnp.tril(direction.scale, -1)
         of_scale = scale_rate * rate
         step = -of_scale * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
@@ -62,8 +64,15 @@ class FullRankGeometry(AbstractGeometry):
         moved = jnp.tril(tril @ shrink)
         loc = params.loc + rate * (moved @ (shrink.T @ direction.loc))
         diagonal = jnp.diagonal(moved)
-        diagonal = jnp.log(diagonal) if self.family.log_scale else diagonal
+        diagonal = jnp.log(diagonal) if self.log_scale else diagonal
         return LocationScale(loc, jnp.tril(moved, -1) + jnp.diag(diagonal))
+
+
+def matrix_cotangent(
+    scale: Float[Array, "*batch latent latent"], slope: Float[Array, "latent"]
+) -> Float[Array, "*batch latent latent"]:
+    """From a cotangent of the scale's parameters to one of the scale matrix: the diagonal has a slope."""
+    return scale * (jnp.tril(jnp.ones(scale.shape[-2:], scale.dtype), -1) + jnp.diag(1.0 / slope))
 
 
 def _inverse_root(step: Float[Array, "latent latent"], least: Float[Array, ""]) -> Float[Array, "latent latent"]:

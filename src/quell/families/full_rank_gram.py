@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from quell.families.factored import Exact, FactoredGradient, Outer
 from quell.families.full_rank_draw import FullRankDraw
+from quell.families.transport import CHOLESKY, SYMMETRIC, AbstractTransport
 
 Latents = Float[Array, "sample latent"]
 Scale = Float[Array, "latent latent"] | Float[Array, "latent"]
@@ -24,7 +25,7 @@ Scale = Float[Array, "latent latent"] | Float[Array, "latent"]
 class FullRankGram:
     """The pieces of several samples, sorted by kind: Cholesky paths, shared, low-rank and heavy ones.
 
-    A heavy piece is a full matrix a replicate: a symmetric path, or what came without structure. They are read as
+    A heavy piece is a full matrix per replicate: a symmetric path, or what came without structure. They are read as
     seldom as possible: once by all vectors that they are applied to, once by all weights, once by each pair.
 
     Args:
@@ -36,11 +37,10 @@ class FullRankGram:
         """Sort the pieces."""
         self.at = at
         samples = [at.without_mirror(sample) for sample in samples]
-        empty = jnp.zeros_like(at.noise)
-        self.paths = _rows([sample.paths.get("cholesky", empty) for sample in samples])
+        self.paths = _rows([self._cotangent(sample, CHOLESKY) for sample in samples])
         self.exacts = [(i, exact) for i, sample in enumerate(samples) for exact in sample.exacts]
         self.outers = [(i, outer) for i, sample in enumerate(samples) for outer in sample.outers]
-        heavy = [i for i, s in enumerate(samples) if "symmetric" in s.paths or s.dense is not None]
+        heavy = [i for i, s in enumerate(samples) if s.cotangent(SYMMETRIC) is not None or s.dense is not None]
         self.heavy_owners = heavy
         if heavy:
             self.heavy_scale = self._heavy([samples[i] for i in heavy])
@@ -133,16 +133,15 @@ class FullRankGram:
 
     def _mean(self, sample: FactoredGradient) -> Latents:
         """The mean's part of a sample."""
-        pieces = [*sample.paths.values(), *(outer.location for outer in sample.outers)]
+        pieces = [*(path.cotangent for path in sample.paths), *(outer.location for outer in sample.outers)]
         pieces += [self.at.weight(exact)[:, None] * exact.value.loc for exact in sample.exacts]
         pieces += [] if sample.dense is None else [sample.dense.loc]
         return sum(pieces, jnp.zeros_like(self.at.noise))
 
     def _heavy(self, samples: Sequence[FactoredGradient]) -> Float[Array, "sample heavy latent latent"]:
         """The scale of heavy pieces."""
-        empty = jnp.zeros_like(self.at.noise)
-        paths = jnp.stack([sample.paths.get("symmetric", empty) for sample in samples], axis=1)
-        if any("symmetric" in sample.paths for sample in samples):
+        paths = jnp.stack([self._cotangent(sample, SYMMETRIC) for sample in samples], axis=1)
+        if any(sample.cotangent(SYMMETRIC) is not None for sample in samples):
             scale = self.at.mask * self.at.root.pullback_rows(paths, self.at.noise)
         else:
             scale = jnp.zeros((*paths.shape, paths.shape[-1]), paths.dtype)
@@ -150,6 +149,10 @@ class FullRankGram:
             if sample.dense is not None:
                 scale = scale.at[:, k].add(sample.dense.scale)
         return scale
+
+    def _cotangent(self, sample: FactoredGradient, transport: AbstractTransport) -> Latents:
+        found = sample.cotangent(transport)
+        return jnp.zeros_like(self.at.noise) if found is None else found
 
     def _push_heavy(self) -> Float[Array, "sample heavy latent vector"]:
         """Heavy scales, as directions of the scale matrix, times the noise and all outer products' right sides."""

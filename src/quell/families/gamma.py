@@ -10,9 +10,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
-from quell.families.dense import AbstractDenseFamily
+from quell.families.base import AbstractFamily, Capability
 from quell.families.gamma_quantile import log_gamma_quantile
-from quell.families.uniform import open_uniform
+from quell.families.noise import open_uniform
 
 
 class GammaParams(NamedTuple):
@@ -22,10 +22,10 @@ class GammaParams(NamedTuple):
     log_rate: Float[Array, "*batch latent"]
 
 
-class Gamma(AbstractDenseFamily):
+class Gamma(AbstractFamily):
     r"""Independent gamma distributions, \(z = F_a^{-1}(u) / b\) with shape \(a\), rate \(b\) and uniform \(u\).
 
-    The quantile function \(F_a^{-1}\) is differentiated implicitly (transport `"implicit"`). The generalized
+    The quantile function \(F_a^{-1}\) is differentiated implicitly. The generalized
     reparameterization standardises \(\log z\) by its mean \(\psi(a) - \log b\) and its variance \(\psi'(a)\).
 
     Args:
@@ -53,16 +53,8 @@ class Gamma(AbstractDenseFamily):
         check_positive("init_rate", self.init_rate)
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return ("implicit",)
-
-    @property
-    def has_generalized(self) -> bool:
-        return True
-
-    @property
-    def num_params(self) -> int:
-        return 2 * self.dim
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.ENTROPY, Capability.MOMENTS, Capability.GENERALIZED})
 
     def init(self, *, dtype: DTypeLike | None = None) -> GammaParams:
         shape, rate = math.log(self.init_shape), math.log(self.init_rate)
@@ -71,7 +63,7 @@ class Gamma(AbstractDenseFamily):
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
         return open_uniform(key, (num, self.dim), dtype)
 
-    def transport(self, name: str, params: GammaParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
+    def sample(self, params: GammaParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
         return _positive(log_gamma_quantile(jnp.exp(params.log_shape), noise) - params.log_rate)
 
     def log_prob(self, params: GammaParams, z: Float[Array, "latent"]) -> Float[Array, ""]:
@@ -92,16 +84,16 @@ class Gamma(AbstractDenseFamily):
     def covariance_product(self, params: GammaParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
         return rows * self.variance(params)
 
-    def generalized_base(self, params: GammaParams, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
-        loc, scale = _log_moments(params)
-        return (jnp.log(z) - loc) / scale
-
-    def generalized_transport(
-        self, params: GammaParams, base: Float[Array, "latent"]
+    def generalized(
+        self, params: GammaParams, held: GammaParams, noise: Float[Array, "noise"]
     ) -> tuple[Float[Array, "latent"], Float[Array, ""]]:
+        fixed_loc, fixed_scale = _log_moments(held)
+        z = self.sample(held, noise)
+        base = (jnp.log(z) - fixed_loc) / fixed_scale
         loc, scale = _log_moments(params)
         log_z = loc + scale * base
-        return _positive(log_z), jnp.sum(log_z + jnp.log(scale))
+        moved = _positive(log_z)
+        return moved, self.log_prob(params, moved) + jnp.sum(log_z + jnp.log(scale))
 
 
 def _log_moments(params: GammaParams) -> tuple[Float[Array, "latent"], Float[Array, "latent"]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a natural-gradient step needs to know of a family."""
+"""The Fisher geometry of a family: what a natural-gradient step needs to know of it."""
 
 from abc import abstractmethod
 
@@ -12,11 +12,16 @@ LEAST_PRECISION = 1e-3
 
 
 class AbstractGeometry(eqx.Module):
-    r"""The Fisher metric \(F\) of a family, and a way to walk along a direction without leaving the family.
+    r"""The Fisher metric \(F\) of a family, and a way to move along a direction without leaving the family.
 
     Laws: `sq_norm` is \(g^\top F^{-1} g\), and to first order in the rate `move` adds \(\rho F^{-1} g\); for a geometry
     that damps its solve, both are smaller.
     """
+
+    @property
+    def momentum(self) -> float:
+        """Nesterov momentum that suits steps in this metric; metrics blind to correlations gain from it."""
+        return 0.9
 
     @abstractmethod
     def direction(self, params: PyTree, grad: PyTree) -> PyTree:

@@ -9,10 +9,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
-from quell.families.base import AbstractFamily
-from quell.families.location_scale import standard_normal
-from quell.families.low_rank_gradient import LowRankAlgebra
-from quell.families.low_rank_params import LowRankParams, whitened_factor
+from quell.families.base import AbstractFamily, Capability
+from quell.families.low_rank_algebra import LowRankAlgebra
+from quell.families.low_rank_geometry import LowRankGeometry
+from quell.families.low_rank_params import LowRankParams, covariance_product, whitened_factor
+from quell.families.noise import standard_normal
 from quell.models.quadratic import squares_in_rows
 
 START = 0.1
@@ -31,11 +32,11 @@ class LowRank(AbstractFamily):
         init_scale: the scale \(s\) that `init` starts from.
 
     `init` starts from a factor that is small but not zero. At zero the exact gradient of the ELBO in \(F\) vanishes
-    (a saddle), and quieter gradients leave it more slowly. The entries are `cos(i * k)`, times a tenth of the scale:
-    columns that differ from each other, so that they do not learn the same direction, and that have no symmetry
+    (a saddle), and gradients of lower variance leave it more slowly. The entries are `cos(i * k)`, times a tenth of the
+    scale: columns that differ from each other, so that they do not learn the same direction, and that have no symmetry
     which the model could share and be stuck with.
 
-    Cost: a density costs `dim * rank` operations a sample and one Cholesky decomposition of size `rank` a step.
+    Cost: a density costs `dim * rank` operations per sample and one Cholesky decomposition of size `rank` per step.
 
     Example:
         >>> import quell.families
@@ -55,22 +56,11 @@ class LowRank(AbstractFamily):
         check_count("rank", self.rank)
         check_positive("init_scale", self.init_scale)
         if self.rank > self.dim:
-            raise ValueError(
-                f"`rank` was given as {self.rank} for {self.dim} coordinates. At most {self.dim} was needed. "
-                f"Write `FullRank({self.dim})` for all correlations."
-            )
+            raise ValueError(f"`rank` must be at most `dim`, {self.dim}, got {self.rank}; try `FullRank({self.dim})`.")
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return ("low_rank",)
-
-    @property
-    def is_gaussian(self) -> bool:
-        return True
-
-    @property
-    def num_params(self) -> int:
-        return self.dim * (2 + self.rank)
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset({Capability.ENTROPY, Capability.MOMENTS, Capability.GAUSSIAN, Capability.GEOMETRY})
 
     def init(self, *, dtype: DTypeLike | None = None) -> LowRankParams:
         angles = jnp.outer(jnp.arange(1, self.dim + 1), jnp.arange(1, self.rank + 1))
@@ -80,6 +70,10 @@ class LowRank(AbstractFamily):
 
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
         return standard_normal(key, num, self.dim + self.rank, dtype)
+
+    def sample(self, params: LowRankParams, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
+        own, shared = noise[: self.dim], noise[self.dim :]
+        return params.loc + jnp.exp(params.log_scale) * own + params.factor @ shared
 
     def log_prob(self, params: LowRankParams, z: Float[Array, "latent"]) -> Float[Array, ""]:
         factor, root = whitened_factor(params)
@@ -100,11 +94,15 @@ class LowRank(AbstractFamily):
         return jnp.exp(2.0 * params.log_scale) + jnp.sum(params.factor**2, axis=-1)
 
     def covariance_product(self, params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
-        return rows * jnp.exp(2.0 * params.log_scale) + (rows @ params.factor) @ params.factor.T
+        return covariance_product(params, rows)
 
     def predictor_variance(self, params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         own = squares_in_rows(rows, jnp.exp(2.0 * params.log_scale))
         return own + jnp.sum((rows @ params.factor) ** 2, axis=-1)
+
+    @property
+    def geometry(self) -> LowRankGeometry:
+        return LowRankGeometry()
 
     def algebra(self, params: LowRankParams, noise: Float[Array, "sample noise"]) -> LowRankAlgebra:
         return LowRankAlgebra(self, params, noise)

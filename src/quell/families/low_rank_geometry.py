@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.families import LowRank
 from quell.families.geometry import AbstractGeometry
-from quell.families.low_rank_params import LowRankParams, whitened_factor
+from quell.families.low_rank_params import LowRankParams, covariance_product, whitened_factor
 
 LARGEST_CHANGE = 1.0
 """Of the logarithm of a scale, in one step."""
@@ -34,14 +33,12 @@ class LowRankGeometry(AbstractGeometry):
     line soon leaves the region in which the metric holds.
 
     Args:
-        family: the Gaussian.
         num_products: of conjugate gradients.
         damping: \(\lambda\).
 
     Cost: `num_products` times about twenty times `dim * rank**2` operations. Memory: a few copies of the parameters.
     """
 
-    family: LowRank
     num_products: int = eqx.field(static=True, default=5)
     damping: float = eqx.field(static=True, default=1.0)
 
@@ -58,7 +55,7 @@ class LowRankGeometry(AbstractGeometry):
         return LowRankDirection(grad.loc, *solved)
 
     def sq_norm(self, params: LowRankParams, direction: LowRankDirection) -> Float[Array, ""]:
-        loc = self.family.covariance_product(params, direction.loc[None])[0] @ direction.loc
+        loc = covariance_product(params, direction.loc[None])[0] @ direction.loc
         step = (direction.log_scale, direction.factor)
         bent = _metric(params)(step)
         return loc + sum(jnp.sum(s * b) for s, b in zip(step, bent, strict=True))
@@ -70,7 +67,7 @@ class LowRankGeometry(AbstractGeometry):
         longest = jnp.maximum(jnp.max(jnp.abs(direction.log_scale)), jnp.max(jnp.abs(direction.factor)))
         part = jnp.minimum(scale_rate * rate, LARGEST_CHANGE / jnp.maximum(longest, jnp.finfo(longest.dtype).tiny))
         moved = _with_least_scale(_moved(params, part * direction.log_scale, part * direction.factor))
-        step = self.family.covariance_product(moved, direction.loc[None])[0]
+        step = covariance_product(moved, direction.loc[None])[0]
         return LowRankParams(params.loc + rate * step, moved.log_scale, moved.factor)
 
 

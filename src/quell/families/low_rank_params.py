@@ -15,6 +15,11 @@ class LowRankParams(NamedTuple):
     factor: Float[Array, "*batch latent rank"]
 
 
+def covariance_product(params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row latent"]:
+    """Rows times the covariance, without forming it."""
+    return rows * jnp.exp(2.0 * params.log_scale) + (rows @ params.factor) @ params.factor.T
+
+
 def whitened_factor(params: LowRankParams) -> tuple[Float[Array, "latent rank"], Float[Array, "rank rank"]]:
     r"""\(G = F / s\) and the Cholesky root of \(I + G^\top G\)."""
     factor = params.factor * jnp.exp(-params.log_scale)[:, None]

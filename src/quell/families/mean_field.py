@@ -10,17 +10,20 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_positive
-from quell.families.base import AbstractFamily
+from quell.families.base import AbstractFamily, Capability
 from quell.families.coordinate_blocks import AbstractBlockAlgebra, DenseBlock, Start, block_of
-from quell.families.factored import Exact, FactoredGradient
-from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
+from quell.families.factored import Exact, FactoredGradient, Path
+from quell.families.location_scale import LocationScale, diagonal_from
+from quell.families.mean_field_geometry import MeanFieldGeometry
+from quell.families.noise import standard_log_prob, standard_normal
+from quell.families.transport import DIAGONAL, MIRRORED, AbstractTransport
 from quell.models.quadratic import Quadratic, squares_in_rows
 
 
 class MeanField(AbstractFamily):
     r"""Gaussian with independent coordinates, \(z = \mu + \sigma \odot \epsilon\).
 
-    Transports: `diagonal`, as above, and `mirrored`, \(z = \mu - \sigma \odot \epsilon\).
+    Transports: `DIAGONAL`, as above, and `MIRRORED`, \(z = \mu - \sigma \odot \epsilon\).
 
     Args:
         dim: length of the latent.
@@ -44,20 +47,17 @@ class MeanField(AbstractFamily):
         check_positive("init_scale", self.init_scale)
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return ("diagonal", "mirrored")
+    def capabilities(self) -> frozenset[Capability]:
+        return frozenset(
+            {
+                *(Capability.ENTROPY, Capability.MOMENTS, Capability.GAUSSIAN),
+                *(Capability.GEOMETRY, Capability.NATURAL_METRIC),
+            }
+        )
 
     @property
-    def is_gaussian(self) -> bool:
-        return True
-
-    @property
-    def has_natural_metric(self) -> bool:
-        return True
-
-    @property
-    def num_params(self) -> int:
-        return 2 * self.dim
+    def transports(self) -> tuple[AbstractTransport, ...]:
+        return DIAGONAL, MIRRORED
 
     def init(self, *, dtype: DTypeLike | None = None) -> LocationScale:
         start = math.log(self.init_scale) if self.log_scale else self.init_scale
@@ -65,6 +65,9 @@ class MeanField(AbstractFamily):
 
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
         return standard_normal(key, num, self.dim, dtype)
+
+    def sample(self, params: PyTree, noise: Float[Array, "latent"]) -> Float[Array, "latent"]:
+        return params.loc + noise * diagonal_from(params.scale, log_scale=self.log_scale).value
 
     def log_prob(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, ""]:
         scale = diagonal_from(params.scale, log_scale=self.log_scale).value
@@ -88,12 +91,16 @@ class MeanField(AbstractFamily):
     def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         return squares_in_rows(rows, self.variance(params))
 
+    @property
+    def geometry(self) -> MeanFieldGeometry:
+        return MeanFieldGeometry(self.log_scale)
+
     def algebra(self, params: PyTree, noise: Float[Array, "sample latent"]) -> "MeanFieldAlgebra":
         return MeanFieldAlgebra(self, params, noise)
 
 
 class MeanFieldAlgebra(AbstractBlockAlgebra):
-    """Gradients of a mean-field Gaussian: a path is one vector a replicate, and the scale's part of it never kept.
+    """Gradients of a mean-field Gaussian: a path is one vector per replicate, and its scale part is never kept.
 
     Args:
         family: that was drawn from.
@@ -118,24 +125,24 @@ class MeanFieldAlgebra(AbstractBlockAlgebra):
         return self.family.dim
 
     @property
-    def numbers_a_coordinate(self) -> int:
+    def numbers_per_coordinate(self) -> int:
         return 2 * self.noise.shape[0]
 
-    def latents(self, transport: str) -> Float[Array, "sample latent"]:
+    def latents(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         return self.params.loc + self._noise(transport) * self.scale
 
-    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+    def log_probs(self, transport: AbstractTransport) -> Float[Array, "sample"]:
         return standard_log_prob(self.noise) - jnp.sum(jnp.log(jnp.abs(self.scale)))
 
-    def log_prob_grads(self, transport: str) -> Float[Array, "sample latent"]:
+    def log_prob_grads(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         return -self._noise(transport) / self.scale
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
-        path = {transport: -weight[:, None] * self.log_prob_grads(transport)}
-        return FactoredGradient(paths=path, exacts=(Exact(self._minus_log_scale_grad(), weight),))
+    def score(self, weight: Float[Array, "sample"], transport: AbstractTransport) -> FactoredGradient:
+        path = Path(transport, -weight[:, None] * self.log_prob_grads(transport))
+        return FactoredGradient((path,), (Exact(self._minus_log_scale_grad(), weight),))
 
     def entropy_grad(self) -> FactoredGradient:
-        return -FactoredGradient(exacts=(Exact(self._minus_log_scale_grad()),))
+        return -FactoredGradient.from_exact(self._minus_log_scale_grad())
 
     def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         def grad(one: Quadratic) -> LocationScale:
@@ -143,47 +150,47 @@ class MeanFieldAlgebra(AbstractBlockAlgebra):
 
         if per_sample:
             return FactoredGradient(dense=jax.vmap(grad)(quadratic))
-        return FactoredGradient(exacts=(Exact(grad(quadratic)),))
+        return FactoredGradient.from_exact(grad(quadratic))
 
-    def dense_block(self, parts: FactoredGradient) -> DenseBlock:
+    def dense_block(self, gradient: FactoredGradient) -> DenseBlock:
         def block(start: Start, size: int) -> LocationScale:
             noise, slope = block_of((self.noise, self.slope), start, size)
             total = LocationScale(jnp.zeros_like(noise), jnp.zeros_like(noise))
-            for transport, cotangent in block_of(parts.paths, start, size).items():
-                path = LocationScale(cotangent, cotangent * _turned(noise, transport) * slope)
-                total = jax.tree.map(jnp.add, total, path)
-            for exact in parts.exacts:
+            for path in block_of(gradient.paths, start, size):
+                scale = path.cotangent * _turned(noise, path.transport) * slope
+                total = jax.tree.map(jnp.add, total, LocationScale(path.cotangent, scale))
+            for exact in gradient.exacts:
                 value = block_of(exact.value, start, size)
                 weight = jnp.ones(noise.shape[0], noise.dtype) if exact.weight is None else exact.weight
                 total = jax.tree.map(lambda t, v, w=weight: t + w[:, None] * v, total, value)
-            if parts.dense is not None:
-                total = jax.tree.map(jnp.add, total, block_of(parts.dense, start, size))
+            if gradient.dense is not None:
+                total = jax.tree.map(jnp.add, total, block_of(gradient.dense, start, size))
             return total if self.units is None else jax.tree.map(jnp.multiply, total, block_of(self.units, start, size))
 
         return block
 
-    def pullback(self, parts: FactoredGradient) -> LocationScale:
+    def pullback(self, gradient: FactoredGradient) -> LocationScale:
         total = LocationScale(jnp.zeros_like(self.scale), jnp.zeros_like(self.scale))
-        for transport, cotangent in parts.paths.items():
-            scale = self.slope * jnp.mean(cotangent * self._noise(transport), axis=0)
-            total = jax.tree.map(jnp.add, total, LocationScale(jnp.mean(cotangent, axis=0), scale))
-        for exact in parts.exacts:
+        for path in gradient.paths:
+            scale = self.slope * jnp.mean(path.cotangent * self._noise(path.transport), axis=0)
+            total = jax.tree.map(jnp.add, total, LocationScale(jnp.mean(path.cotangent, axis=0), scale))
+        for exact in gradient.exacts:
             weight = 1.0 if exact.weight is None else jnp.mean(exact.weight)
             total = jax.tree.map(lambda t, v, w=weight: t + w * v, total, exact.value)
-        if parts.dense is not None:
-            total = jax.tree.map(lambda t, leaf: t + jnp.mean(leaf, axis=0), total, parts.dense)
+        if gradient.dense is not None:
+            total = jax.tree.map(lambda t, leaf: t + jnp.mean(leaf, axis=0), total, gradient.dense)
         return total if self.units is None else jax.tree.map(jnp.multiply, total, self.units)
 
     def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["MeanFieldAlgebra", list[FactoredGradient]]:
         units = LocationScale(self.scale, math.sqrt(0.5) * self.scale / self.slope)
         return MeanFieldAlgebra(self.family, self.params, self.noise, units), list(samples)
 
-    def _noise(self, transport: str) -> Float[Array, "sample latent"]:
+    def _noise(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         return _turned(self.noise, transport)
 
     def _minus_log_scale_grad(self) -> LocationScale:
         return LocationScale(jnp.zeros_like(self.scale), -self.slope / self.scale)
 
 
-def _turned(noise: Float[Array, "sample latent"], transport: str) -> Float[Array, "sample latent"]:
-    return -noise if transport == "mirrored" else noise
+def _turned(noise: Float[Array, "sample latent"], transport: AbstractTransport) -> Float[Array, "sample latent"]:
+    return -noise if transport == MIRRORED else noise

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.families import MeanField
 from quell.families.geometry import AbstractGeometry, least_precision
 from quell.families.location_scale import LocationScale, diagonal_from
 
@@ -25,16 +24,16 @@ class MeanFieldGeometry(AbstractGeometry):
     \(\rho\) times its gradient times the **new** variance. Where the factor would be too small or negative, it is
     \(1 - s + s^2/2\) with the same \(s\), which is positive.
 
-    Cost: a few operations a coordinate.
+    Cost: a few operations per coordinate.
 
     References: Khan & Rue (2023), "The Bayesian learning rule"; Lin et al. (2020), "Handling the positive-definite
     constraint in the Bayesian learning rule", for the factor.
     """
 
-    family: MeanField
+    log_scale: bool
 
     def direction(self, params: LocationScale, grad: LocationScale) -> DiagonalDirection:
-        scale, slope = diagonal_from(params.scale, log_scale=self.family.log_scale)
+        scale, slope = diagonal_from(params.scale, log_scale=self.log_scale)
         return DiagonalDirection(scale * grad.loc, grad.scale * scale / slope)
 
     def sq_norm(self, params: LocationScale, direction: DiagonalDirection) -> Float[Array, ""]:
@@ -43,11 +42,11 @@ class MeanFieldGeometry(AbstractGeometry):
     def move(
         self, params: LocationScale, direction: DiagonalDirection, rate: Float[Array, ""], scale_rate: float = 1.0
     ) -> LocationScale:
-        scale = diagonal_from(params.scale, log_scale=self.family.log_scale).value
+        scale = diagonal_from(params.scale, log_scale=self.log_scale).value
         of_scale = scale_rate * rate
         step = of_scale * direction.log_scale
         precision = jnp.where(1.0 - step < least_precision(of_scale), 1.0 - step + 0.5 * step**2, 1.0 - step)
         loc = params.loc + rate * scale * direction.loc / precision
-        if self.family.log_scale:
+        if self.log_scale:
             return LocationScale(loc, params.scale - 0.5 * jnp.log(precision))
         return LocationScale(loc, params.scale / jnp.sqrt(precision))

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.families.base import AbstractFamily
-from quell.families.dense import AbstractDenseFamily, DenseAlgebra
-from quell.families.factored import FactoredGradient
+from quell.families.base import AbstractFamily, Capability
+from quell.families.transport import SAMPLE, AbstractTransport
 
 
-class Product(AbstractDenseFamily):
+class Product(AbstractFamily):
     r"""Named blocks \(q_w(z) = \prod_b q_{w_b}(z_b)\); the latent is their concatenation in the order given.
 
     Blocks with a transport are moved along a path, discrete ones are not; so a product with both kinds has no transport
@@ -37,8 +36,8 @@ class Product(AbstractDenseFamily):
         """Keep the blocks and their order."""
         if not blocks or not all(isinstance(block, AbstractFamily) for block in blocks.values()):
             raise ValueError(
-                f"`blocks` was given as {blocks!r}. Families by name were needed. "
-                "Write for example `Product({'a': FullRank(3), 'b': Bernoulli(2)})`."
+                f"`blocks` must be families by name, got {blocks!r}; "
+                "try `Product({'a': FullRank(3), 'b': Bernoulli(2)})`."
             )
         self.blocks, self.order = dict(blocks), tuple(blocks)
 
@@ -48,20 +47,16 @@ class Product(AbstractDenseFamily):
         return sum(block.dim for block in self.blocks.values())
 
     @property
-    def transports(self) -> tuple[str, ...]:
-        return ("joint",) if all(block.transports for block in self.blocks.values()) else ()
+    def capabilities(self) -> frozenset[Capability]:
+        """What all blocks have of entropy, moments and Gaussian predictors; a path for one is enough to generalize."""
+        shared = {Capability.ENTROPY, Capability.MOMENTS, Capability.GAUSSIAN}
+        common = frozenset(shared.intersection(*(block.capabilities for block in self.blocks.values())))
+        moves = any(block.transports for block in self.blocks.values())
+        return common | {Capability.GENERALIZED} if moves else common
 
     @property
-    def has_generalized(self) -> bool:
-        return any(block.transports for block in self.blocks.values())
-
-    @property
-    def is_gaussian(self) -> bool:
-        return all(block.is_gaussian for block in self.blocks.values())
-
-    @property
-    def num_params(self) -> int:
-        return sum(block.num_params for block in self.blocks.values())
+    def transports(self) -> tuple[AbstractTransport, ...]:
+        return (SAMPLE,) if all(block.transports for block in self.blocks.values()) else ()
 
     @property
     def num_leaf_params(self) -> tuple[int, ...]:
@@ -93,33 +88,25 @@ class Product(AbstractDenseFamily):
         products = [self.blocks[name].covariance_product(params[name], pieces[name]) for name in self.order]
         return jnp.concatenate(products, axis=-1)
 
-    def transport(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
-        return jnp.concatenate([self._block_latent(b, params[b], row) for b, row in self._split_noise(noise).items()])
+    def sample(self, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
+        rows = self._split_noise(noise)
+        return jnp.concatenate([self.blocks[name].sample(params[name], rows[name]) for name in self.order])
 
-    def algebra(self, params: PyTree, noise: Float[Array, "sample noise"]) -> "ProductAlgebra":
-        return ProductAlgebra(self, params, noise)
+    def generalized(
+        self, params: PyTree, held: PyTree, noise: Float[Array, "noise"]
+    ) -> tuple[Float[Array, "latent"], Float[Array, ""]]:
+        """A path for the blocks that have a transport; for the others the density of the sample that is held."""
+        rows, pieces, logs = self._split_noise(noise), [], []
+        for name in self.order:
+            block = self.blocks[name]
+            moved = block.sample(params[name] if block.transports else held[name], rows[name])
+            logs += [] if block.transports else [block.log_prob(params[name], moved)]
+            pieces.append(moved)
+        return jnp.concatenate(pieces), _total(logs)
 
     def split(self, z: Float[Array, "*batch latent"]) -> dict[str, Float[Array, "*batch _"]]:
         """The latent by block."""
         return _split(z, {name: self.blocks[name].dim for name in self.order})
-
-    def path(self, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
-        """The latent, differentiable in the parameters of those blocks that have a transport."""
-        pieces = []
-        for name, row in self._split_noise(noise).items():
-            latent = self._block_latent(name, params[name], row)
-            pieces.append(latent if self.blocks[name].transports else jax.lax.stop_gradient(latent))
-        return jnp.concatenate(pieces)
-
-    def score_log_prob(self, params: PyTree, z: Float[Array, "latent"]) -> Float[Array, ""]:
-        """Log density of the blocks that have no transport."""
-        pieces = self.split(z)
-        logs = [self.blocks[b].log_prob(params[b], pieces[b]) for b in self.order if not self.blocks[b].transports]
-        return _total(logs)
-
-    def _block_latent(self, name: str, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "block"]:
-        block = self.blocks[name]
-        return block.algebra(params, noise[None]).latents(block.sampling)[0]
 
     def _split_noise(self, noise: Float[Array, "noise"]) -> dict[str, Float[Array, "_"]]:
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -128,23 +115,6 @@ class Product(AbstractDenseFamily):
             for name in self.order
         ]
         return _split(noise, {name: shape[1] for name, shape in zip(self.order, shapes, strict=True)})
-
-
-class ProductAlgebra(DenseAlgebra):
-    """Gradients of a product of blocks."""
-
-    family: Product
-
-    def generalized(self, values: Float[Array, "sample"], grads: Float[Array, "sample latent"]) -> FactoredGradient:
-        def one(noise: Array, value: Array, grad: Array) -> PyTree:
-            z = jax.lax.stop_gradient(self.family.path(self.params, noise))
-
-            def surrogate(w: PyTree) -> Array:
-                return grad @ self.family.path(w, noise) + value * self.family.score_log_prob(w, z)
-
-            return jax.grad(surrogate)(self.params)
-
-        return FactoredGradient(dense=jax.vmap(one)(self.noise, values, grads))
 
 
 def _split(array: Float[Array, "*batch flat"], lengths: dict[str, int]) -> dict[str, Float[Array, "*batch _"]]:

@@ -24,7 +24,6 @@ from quell.fit.natural_length import natural_sq_norm
 from quell.fit.scout import Scout, Seen
 from quell.fit.warm_start import WarmStart
 from quell.gradient import BaseGradient, Gradient, GradientState, candidate_variates, default_base, first_active
-from quell.models import LinearPredictor
 from quell.terms import Prior, Variational
 
 SAMPLES = (1, 2, 4, 8)
@@ -282,7 +281,7 @@ def is_exact_for(problem: Problem) -> bool:
     model = problem.model
     if EXACT.refuses(problem) is not None:
         return False
-    return not isinstance(model, LinearPredictor) or model.has_exact_expectations or has_no_kinks(problem)
+    return model.predictor is None or model.predictor.has_exact_expectations or has_no_kinks(problem)
 
 
 def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:

@@ -11,11 +11,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from quell.core.checks import check_positive
 from quell.evaluation import Problem
-from quell.families import AbstractFamily, FullRank, LowRank, MeanField
-from quell.families.full_rank_geometry import FullRankGeometry
-from quell.families.geometry import AbstractGeometry
-from quell.families.low_rank_geometry import LowRankGeometry
-from quell.families.mean_field_geometry import MeanFieldGeometry
+from quell.families import AbstractFamily, AbstractGeometry, Capability
 
 MAX_KL = 5.0
 """Nats that a step may go by default: what a noisy gradient, or a density that is far from Gaussian, can bear."""
@@ -128,7 +124,7 @@ def natural_gradient(
             f"{problem.family} was given. Natural gradients need a `MeanField`, `FullRank` or `LowRank` family. "
             "Use another optimiser, for example `optax.adam(0.01)`."
         )
-    by_family = 0.0 if isinstance(problem.family, FullRank) else 0.9
+    by_family = problem.family.geometry.momentum
     used = by_family if momentum is None else float(momentum)
     trust, share = float(max_kl), float(scale_rate)
     return _transformation(problem.family, problem.model.num_data, learning_rate, used, trust, share)
@@ -136,7 +132,7 @@ def natural_gradient(
 
 def has_natural_gradient(family: AbstractFamily) -> bool:
     """Whether `natural_gradient` knows the family's metric."""
-    return type(family) in GEOMETRIES
+    return family.refuses(Capability.GEOMETRY) is None
 
 
 def is_natural(optimizer: optax.GradientTransformation) -> bool:
@@ -151,14 +147,7 @@ def natural_num_data(optimizer: optax.GradientTransformation) -> int | None:
 
 def geometry_of(family: AbstractFamily) -> AbstractGeometry:
     """The metric of a family that has one."""
-    return GEOMETRIES[type(family)](family)
-
-
-GEOMETRIES: dict[type[AbstractFamily], Any] = {
-    MeanField: MeanFieldGeometry,
-    FullRank: FullRankGeometry,
-    LowRank: LowRankGeometry,
-}
+    return family.geometry
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from quell.core.devices import check_divides, in_use, num_devices, place_rows, p
 from quell.core.processes import are_several, last_words
 from quell.data.access import most_rows, on_disk
 from quell.evaluation import Problem, Sampler
-from quell.families import AbstractFamily
+from quell.families import AbstractFamily, Capability
 from quell.fit.algorithm import Algorithm, checked_optimizer
 from quell.fit.automatic import EXACT, SAMPLES, SETTLED, Tuned, Tuner
 from quell.fit.callback import Callback
@@ -133,7 +133,7 @@ class FitOptions(eqx.Module):
         return tuner.still_until(choice, LEARNING_STEPS) if moving_steps(steps) < steps else 0
 
     def _default_rule(self, problem: Problem, natural: bool) -> Rule:
-        if natural and problem.family.has_natural_metric:
+        if natural and problem.family.refuses(Capability.NATURAL_METRIC) is None:
             return Rule(v0=BELIEF, metric="natural")
         return Rule(v0=BELIEF / problem.model.num_data) if self.variates == "auto" else Rule()
 

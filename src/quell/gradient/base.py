@@ -13,9 +13,10 @@ from quell.estimators import (
     ScoreFunction,
 )
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.evaluation.problem import elbo_without_data
+from quell.families import Capability, FactoredGradient
 from quell.terms import AbstractTerm, Data, Prior, Variational, joint
-from quell.variates.memory import refuses_memory
+from quell.variates.cost import refuses_memory
 
 
 class BaseGradient(eqx.Module):
@@ -27,17 +28,12 @@ class BaseGradient(eqx.Module):
         variational: for the variational term.
 
     Bias: none.
-    Cost: one gradient of the log joint a replicate with the default, which is the paper's.
+    Cost: one gradient of the log joint per replicate with the default, which is the paper's.
     """
 
     data: AbstractEstimator = Reparameterization()
     prior: AbstractEstimator = Reparameterization()
     variational: AbstractEstimator = ClosedForm()
-
-    @classmethod
-    def of(cls, estimator: type[AbstractEstimator]) -> "BaseGradient":
-        """One kind of estimator for data and prior, the exact entropy for the variational term."""
-        return cls(estimator(), estimator(), ClosedForm())
 
     def refuses(self, problem: Problem) -> str | None:
         """Why the base gradient cannot be used for a problem; `None` if it can."""
@@ -46,26 +42,42 @@ class BaseGradient(eqx.Module):
         return reason or refuses_memory(problem, lambda at: at.algebra.pullback(self.sample(at)))
 
     def sample(self, evaluation: Evaluation) -> FactoredGradient:
-        """One gradient of the ELBO a replicate, in nats."""
+        """One gradient of the ELBO per replicate, in nats."""
         data, prior, variational = (estimator.estimate(evaluation, term) for term, estimator in self._pairs())
         return data + prior - variational
 
     def elbo(self, evaluation: Evaluation) -> Float[Array, ""]:
-        """An unbiased estimate of the ELBO from the same draw.
+        """An unbiased estimate of the ELBO from the same draw; the ELBO itself where the gradient is exact.
 
-        The density of the family is that of the samples, not its expectation: the nearer the family is to the
-        posterior, the more of the noise cancels.
+        Elsewhere the density of the family is that of the samples, not its expectation: the nearer the family is to
+        the posterior, the more of the noise cancels.
         """
+        if self.is_exact(evaluation):
+            return Data().expectation(evaluation).value + elbo_without_data(evaluation.problem, evaluation.params)
         transport = evaluation.problem.family.sampling
         values = joint().values(evaluation, transport, full_data=False)
         return jnp.mean(values - evaluation.algebra.log_probs(transport))
+
+    def is_exact(self, evaluation: Evaluation) -> bool:
+        """Whether nothing is random: every term in closed form, on all data, through linear predictors."""
+        closed, on_all = ClosedForm(), ClosedForm(full_data=True)
+        sees_all = self.data == on_all or (self.data == closed and evaluation.draw.index is None)
+        is_closed = sees_all and self.prior == closed and self.variational == closed
+        return is_closed and evaluation.problem.predictor is not None
 
     def _pairs(self) -> tuple[tuple[AbstractTerm, AbstractEstimator], ...]:
         return (Data(), self.data), (Prior(), self.prior), (Variational(), self.variational)
 
 
 def default_base(problem: Problem) -> BaseGradient:
-    """The base gradient that suits a family: a path where there is one, else a path for a part, else scores."""
-    if problem.family.transports:
-        return BaseGradient.of(Reparameterization)
-    return BaseGradient.of(GeneralizedReparameterization if problem.family.has_generalized else ScoreFunction)
+    """The base gradient that suits a family: a path where there is one, else a path for a part, else scores.
+
+    The variational term has a closed form where the entropy has one, and is sampled elsewhere.
+    """
+    family = problem.family
+    main: AbstractEstimator = ScoreFunction()
+    if family.transports:
+        main = Reparameterization()
+    elif family.refuses(Capability.GENERALIZED) is None:
+        main = GeneralizedReparameterization()
+    return BaseGradient(main, main, ClosedForm() if family.refuses(Capability.ENTROPY) is None else main)

@@ -16,10 +16,10 @@ LARGEST_DATUM = 100
 """Above this many numbers in a datum, as many products with a Hessian in the data are not cheap any more."""
 
 LARGEST_HESSIAN = 20
-"""Above this many coordinates, a Hessian of each minibatch may cost more than the quiet that it adds is worth."""
+"""Above this many coordinates, a Hessian of each minibatch may cost more than the variance that it removes is worth."""
 
 DEFAULT_BATCH = 100
-"""Rows a step, where no sampler says how many."""
+"""Rows per step, where no sampler says how many."""
 
 PRIOR_EVERY = 10
 """Steps between refreshes of a prior's quadratic, which sees no data."""
@@ -38,7 +38,7 @@ def default_variates(problem: Problem, sampler: Sampler | None = None) -> tuple[
     expanded in the data instead, if a datum has at most 100 numbers. A prior that is no quadratic gets an anchored one.
 
     Where the base gradient is made of scores, the score itself and the leave-one-out baseline come first; and nothing
-    is expanded in a latent that is discrete. `benchmarks/general_models.py` measures these choices.
+    is expanded in a latent that is discrete. `experiments/bench/studies/general_models.py` measures these choices.
 
     Args:
         problem: model and family.

@@ -14,7 +14,7 @@ from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_r
 from quell.combine.moments import spread
 from quell.data.access import on_disk
 from quell.evaluation import Draw, Evaluation, Problem, Sampler
-from quell.families.factored import FactoredGradient
+from quell.families import Capability, FactoredGradient
 from quell.gradient import BaseGradient
 from quell.variates import ControlVariate
 
@@ -26,8 +26,7 @@ def list_variates(variates: Any) -> tuple[ControlVariate, ...]:
         if all(isinstance(variate, ControlVariate) for variate in listed):
             return listed
     raise TypeError(
-        f"`variates` was given as {variates!r}. A list of control variates was needed. "
-        "Write for example `variates=quell.paper.variates('S7')`, or `variates=()` for none."
+        f"`variates` must be a list of control variates, got {variates!r}; try `quell.paper.variates('S7')`, or `()`."
     )
 
 
@@ -44,15 +43,15 @@ class GradientState(eqx.Module):
 
 
 class GradientInfo(eqx.Module):
-    """What one step tells.
+    """Per-step diagnostics.
 
     Args:
         elbo: an unbiased estimate, in nats, over all data.
         base_sq_norm: squared norm of the base gradient of one independent unit (a replicate, or all of them where
-            they share a minibatch), averaged over units, for the ELBO a datum; in the rule's metric, which is in nats
+            they share a minibatch), averaged over units, for the ELBO per datum; in the rule's metric, which is in nats
             where it is the natural one.
         combined_sq_norm: the same of the combined gradient: what the rule makes small.
-        weights: of the variates, as used; one row a leaf where the rule learns them by leaf.
+        weights: of the variates, as used; one row per leaf where the rule learns them by leaf.
         dropped: variates left out of this step because they were not finite.
     """
 
@@ -77,8 +76,8 @@ class Gradient(eqx.Module):
         active: which of the variates are used; all by default. One that is not costs nothing, and has weight zero.
 
     Bias: none, because the weights come from earlier draws.
-    Cost: the base gradient, the variates, their inner products, one pull-back a transport (and a leaf, where weights
-    are learned by leaf).
+    Cost: the base gradient, the variates, their inner products, one pull-back per transport (and per leaf, where
+    weights are learned by leaf).
 
     Example:
         >>> import jax, quell
@@ -105,32 +104,23 @@ class Gradient(eqx.Module):
         refused |= {repr(variate): variate.refuses(self.problem) for variate in self.variates}
         for what, reason in refused.items():
             if reason is not None:
-                raise ValueError(
-                    f"{what} was given for {self.problem.model} with {type(self.problem.family).__name__}. "
-                    f"It cannot be used: {reason}. Leave it out, or change its estimators."
-                )
+                raise ValueError(f"{what} cannot be used for {self.problem.model}: {reason}.")
         if self.rule.prior is not None and self.rule.prior.cross.shape != (len(self.variates),):
             raise ValueError(
-                f"A prior for {self.rule.prior.cross.shape[0]} variates was given for {len(self.variates)}. "
-                "Equal numbers were needed. Write `NormalWishart(gram, cross)` with one row for each variate."
+                f"`rule.prior` must have one row for each of {len(self.variates)} variates, got "
+                f"{self.rule.prior.cross.shape[0]}."
             )
-        if self.rule.metric == "natural" and not self.problem.family.has_natural_metric:
-            raise ValueError(
-                f"`metric='natural'` was given for {type(self.problem.family).__name__}. Its inverse Fisher metric is "
-                "not known, and `FullRank` or `MeanField` was needed. Write `Rule(metric='euclidean')`."
-            )
+        lacks_metric = self.problem.family.refuses(Capability.NATURAL_METRIC)
+        if self.rule.metric == "natural" and lacks_metric:
+            raise ValueError(f"`rule.metric` cannot be 'natural': {lacks_metric}; try `Rule(metric='euclidean')`.")
         if self.active is not None and len(self.active) != len(self.variates):
             raise ValueError(
-                f"`active` was given with {len(self.active)} entries for {len(self.variates)} variates. One for each "
-                "was needed. Write for example `active=(True, False)`."
+                f"`active` must have one entry for each of {len(self.variates)} variates, got {len(self.active)}."
             )
         self._check_reads()
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
-            raise ValueError(
-                f"Several variates are named {twice[0]!r}. Different names were needed. "
-                "Leave one out, or give it a `label`."
-            )
+            raise ValueError(f"Names of variates must be unique, got {twice[0]!r} twice; give one of them a `label`.")
 
     def _check_reads(self) -> None:
         """Where a step may see all data, and they lie on disk, let it be traced now: it raises what a fit would."""
@@ -181,7 +171,7 @@ class Gradient(eqx.Module):
             next_key: of the step after this one, where it is known; data on disk are read ahead by it.
 
         Returns:
-            The gradient of the loss, the next state, and what the step tells.
+            The gradient of the loss, the next state, and diagnostics of the step.
         """
         dtype, model = jnp.result_type(*jax.tree.leaves(params)), self.problem.model
         draw = self.sampler.draw(key, self.problem.family, model.num_data, dtype)
@@ -237,7 +227,7 @@ class Gradient(eqx.Module):
     ) -> Bool[Array, "variate"]:
         """Which variates are finite: seen from the inner products, where each step takes them."""
         if self.rule.every > 1:
-            return jnp.stack([_is_finite(sample) for sample in samples])[1:]
+            return jnp.stack([sample.is_finite() for sample in samples])[1:]
         rows = finite_rows(joint)[..., 1:]
         return jnp.all(rows, axis=0) if self.rule.by_leaf else rows
 
@@ -294,7 +284,7 @@ class Gradient(eqx.Module):
         )
 
     def weights(self, state: GradientState) -> Float[Array, "*leaf variate"]:
-        """The weights that the next step will use; one row a leaf where the rule learns them by leaf."""
+        """The weights that the next step will use; one row per leaf where the rule learns them by leaf."""
         family = self.problem.family
         num_params = family.num_leaf_params if self.rule.by_leaf else family.num_params
         num_units, members = self.sampler.num_units, self._members
@@ -318,17 +308,13 @@ class Gradient(eqx.Module):
     def inner_products(
         self, evaluation: Evaluation, samples: list[FactoredGradient]
     ) -> Float[Array, "*leaf joint joint"]:
-        """Averaged inner products of independent units: for gradients of the ELBO a datum, or in the natural metric."""
-        particles = evaluation.algebra
+        """Averaged inner products of independent units: of gradients of the ELBO per datum, or in the natural metric."""
+        algebra = evaluation.algebra
         is_natural = self.rule.metric == "natural"
         if is_natural:
-            particles, samples = particles.whitened(samples)
+            algebra, samples = algebra.whitened(samples)
         if self.rule.by_leaf:
-            joint = particles.mean_leaf_grams(samples) if evaluation.draw.is_shared else particles.leaf_grams(samples)
+            joint = algebra.mean_leaf_grams(samples) if evaluation.draw.is_shared else algebra.leaf_grams(samples)
         else:
-            joint = particles.mean_gram(samples) if evaluation.draw.is_shared else particles.gram(samples)
+            joint = algebra.mean_gram(samples) if evaluation.draw.is_shared else algebra.gram(samples)
         return joint if is_natural else joint / float(self.problem.model.num_data) ** 2
-
-
-def _is_finite(sample: FactoredGradient) -> Bool[Array, ""]:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(sample)] or [jnp.asarray(True)]))

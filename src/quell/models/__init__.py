@@ -12,6 +12,7 @@ from quell.models.linear import LinearPredictor as LinearPredictor
 from quell.models.linear import gaussian_regression as gaussian_regression
 from quell.models.linear import logistic_regression as logistic_regression
 from quell.models.linear import poisson_regression as poisson_regression
+from quell.models.predictor import AbstractPredictor as AbstractPredictor
 from quell.models.prior import AbstractPrior as AbstractPrior
 from quell.models.prior import FunctionPrior as FunctionPrior
 from quell.models.prior import NormalPrior as NormalPrior

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.data.access import num_rows
+from quell.models.predictor import AbstractPredictor
 from quell.models.prior import AbstractPrior
 from quell.models.quadratic import Quadratic, expand_function
 
@@ -47,6 +48,11 @@ class AbstractModel(eqx.Module):
     @abstractmethod
     def data_expansion(self) -> AbstractDataExpansion | None:
         """Second-order Taylor expansion in the data around their mean; `None` where unknown."""
+
+    @property
+    def predictor(self) -> AbstractPredictor | None:
+        """The linear functions through which rows see the latent, one each; `None` where no such structure is known."""
+        return None
 
     @property
     def has_cheap_expansion(self) -> bool:

@@ -222,3 +222,11 @@ def expand_function(function: Callable[[Array], Array], anchor: Float[Array, "la
     slope, push = jax.linearize(jax.grad(function), anchor)
     matrix = jax.vmap(push)(jnp.eye(anchor.shape[0], dtype=anchor.dtype))
     return Quadratic(anchor, function(anchor), slope, DenseCurvature(matrix))
+
+
+def hessian_products(
+    function: Callable[[Array], Array], z: Float[Array, "latent"], columns: Float[Array, "latent column"]
+) -> Float[Array, "latent column"]:
+    """The Hessian at `z` times columns, forward over reverse; the Hessian is never formed."""
+    push = jax.linearize(jax.grad(function), z)[1]
+    return jax.vmap(push, in_axes=1, out_axes=1)(columns)

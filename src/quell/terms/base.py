@@ -7,7 +7,7 @@ import equinox as eqx
 from jaxtyping import Array, Float
 
 from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import AbstractTransport, FactoredGradient
 from quell.models.quadratic import Quadratic
 
 
@@ -29,30 +29,52 @@ class AbstractTerm(eqx.Module):
         """Whether the function is a constant, so that every estimator without a score is exactly zero."""
         return False
 
-    def transports(self, problem: Problem) -> tuple[str, ...]:
+    def transports(self, problem: Problem) -> tuple[AbstractTransport, ...]:
         """Differentiable maps from noise to the latents where the term may be taken; the family's, as a rule."""
         return problem.family.transports
 
-    def sampling(self, problem: Problem) -> str:
+    def sampling(self, problem: Problem) -> AbstractTransport:
         """The map that is used when none is named."""
         return problem.family.sampling
 
     @abstractmethod
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         r"""\(f\) at the latents of a transport, in nats, on the minibatches or on all data."""
 
     @abstractmethod
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         r"""\(\nabla_z f\) at the latents of a transport."""
 
-    @abstractmethod
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        r"""Second-order Taylor expansion of \(f\) around an anchor, on one batch."""
-
-    @abstractmethod
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
-        r"""\(\nabla_w E_{q_w} f(Z)\) exactly."""
+        r"""\(\nabla_w E_{q_w} f(Z)\) exactly; asked only where it is not refused."""
+        raise NotImplementedError(self.refuses_closed_form(evaluation.problem))
 
-    @abstractmethod
     def refuses_closed_form(self, problem: Problem) -> str | None:
         """Why there is no closed form; `None` if there is one."""
+        return f"the {self.name} term has no closed form"
+
+    def expand(
+        self,
+        evaluation: Evaluation,
+        anchor: Float[Array, "latent"],
+        batch: Batch,
+        *,
+        offsets: Float[Array, "point latent"] | None = None,
+    ) -> Quadratic:
+        r"""Second-order Taylor expansion around an anchor, on one batch; asked only where it is not refused.
+
+        Args:
+            evaluation: of the step.
+            anchor: the point \(z_0\).
+            batch: of data.
+            offsets: expand the average of \(f(z + \delta_k)\) over these \(\delta_k\) instead of \(f\).
+        """
+        raise NotImplementedError(self.refuses_expansion(evaluation.problem))
+
+    def refuses_expansion(self, problem: Problem) -> str | None:
+        """Why the function is not expanded in the latent; `None` if it is."""
+        return f"the {self.name} term has no expansion in its latent"

@@ -6,13 +6,10 @@ import functools
 import equinox as eqx
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation, Problem
-from quell.families.factored import FactoredGradient
-from quell.models.quadratic import Quadratic
+from quell.evaluation import Evaluation, Problem
+from quell.families import AbstractTransport, FactoredGradient
 from quell.terms.base import AbstractTerm
-from quell.terms.data import Data
-from quell.terms.prior import Prior
-from quell.terms.variational import Variational
+from quell.terms.elbo import Data, Prior, Variational
 
 
 class Total(AbstractTerm):
@@ -31,30 +28,28 @@ class Total(AbstractTerm):
     def __check_init__(self) -> None:
         """Refuse signs that do not belong to the parts."""
         if len(self.signs) != len(self.parts) or not set(self.signs) <= {1, -1} or not self.parts:
-            raise ValueError(
-                f"`signs` was given as {self.signs} for {len(self.parts)} terms. One of +1 or -1 for each was needed. "
-                "Write for example `Total((Data(), Prior()), (1, 1), 'joint')`."
-            )
+            raise ValueError(f"`signs` must be +1 or -1 for each of {len(self.parts)} terms, got {self.signs}.")
 
     @property
     def name(self) -> str:
         return self.label
 
-    def transports(self, problem: Problem) -> tuple[str, ...]:
+    def transports(self, problem: Problem) -> tuple[AbstractTransport, ...]:
         offered = [part.transports(problem) for part in self.parts]
         return tuple(name for name in offered[0] if all(name in names for names in offered))
 
-    def sampling(self, problem: Problem) -> str:
+    def sampling(self, problem: Problem) -> AbstractTransport:
         return self.parts[0].sampling(problem)
 
-    def values(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample"]:
+    def values(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample"]:
         return self._sum([part.values(evaluation, transport, full_data=full_data) for part in self.parts])
 
-    def grads(self, evaluation: Evaluation, transport: str, *, full_data: bool) -> Float[Array, "sample latent"]:
+    def grads(
+        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
+    ) -> Float[Array, "sample latent"]:
         return self._sum([part.grads(evaluation, transport, full_data=full_data) for part in self.parts])
-
-    def expand(self, evaluation: Evaluation, anchor: Float[Array, "latent"], batch: Batch) -> Quadratic:
-        raise NotImplementedError("a sum is expanded part by part")
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         return self._sum([part.closed_form(evaluation, full_data=full_data) for part in self.parts])

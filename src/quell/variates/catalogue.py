@@ -29,8 +29,7 @@ from quell.evaluation import Problem
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 from quell.terms import Data, Prior, Score, Variational
-from quell.variates.affordable import Affordable
-from quell.variates.estimator_pairs import EstimatorPairs, find_redundant
+from quell.variates.estimator_pairs import Affordable, EstimatorPairs, find_redundant
 from quell.variates.paper import VARIATES
 from quell.variates.recipe import ControlVariate, refuses_pair, shape_of_approximated
 
@@ -46,7 +45,7 @@ class Listed:
 
     Attributes:
         variate: to use.
-        cost: floating-point operations a step, for ten replicates of one datum each, as if nothing were shared.
+        cost: floating-point operations per step, for ten replicates of one datum each, as if nothing were shared.
         redundant: whether it is a linear combination of those before it in the catalogue.
     """
 
@@ -138,9 +137,9 @@ def catalogue(model: AbstractModel, family: AbstractFamily, *, large: Problem | 
     problem = Problem(model, family)
     if problem.model.dim > MOST_COORDINATES:
         raise ValueError(
-            f"{model} was given, with {model.dim:,} coordinates. At most {MOST_COORDINATES:,} were needed, because "
-            "every recipe is run. Write `catalogue(small_model, small_family, large=Problem(model, family))` with a "
-            "model of the same kind that has few coordinates."
+            f"`model` must have at most {MOST_COORDINATES:,} coordinates, because every recipe is run, got "
+            f"{model.dim:,}; try `catalogue(small_model, small_family, large=Problem(model, family))` with a small "
+            "model of the same kind."
         )
     valid: list[ControlVariate] = []
     invalid: list[Refused] = []
@@ -151,11 +150,11 @@ def catalogue(model: AbstractModel, family: AbstractFamily, *, large: Problem | 
             valid.append(variate)
         else:
             invalid.append(Refused(variate, reason))
-    sides = EstimatorPairs(problem, valid)
-    invalid += [Refused(variate, _UNDEFINED) for variate in valid if not sides.is_defined(variate)]
-    valid = [variate for variate in valid if sides.is_defined(variate)]
-    priced = sorted(((variate, sides.cost(variate)) for variate in valid), key=lambda p: (not p[0].label, p[1]))
-    redundant = find_redundant(sides.samples([variate for variate, _ in priced]), sides.tolerance)
+    pairs = EstimatorPairs(problem, valid)
+    invalid += [Refused(variate, _UNDEFINED) for variate in valid if not pairs.is_defined(variate)]
+    valid = [variate for variate in valid if pairs.is_defined(variate)]
+    priced = sorted(((variate, pairs.cost(variate)) for variate in valid), key=lambda p: (not p[0].label, p[1]))
+    redundant = find_redundant(pairs.samples([variate for variate, _ in priced]), pairs.tolerance)
     rows = zip(priced, redundant, strict=True)
     return Catalogue(tuple(Listed(variate, cost, flag) for (variate, cost), flag in rows), tuple(invalid))
 

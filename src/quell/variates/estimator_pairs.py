@@ -2,6 +2,7 @@
 """What can be told of recipes by running the two estimators of each: their cost, and which add nothing to others."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from quell.estimators import AbstractEstimator
 from quell.evaluation import Draw, Evaluation, Problem, Sampler
 from quell.families.factored import FactoredGradient
 from quell.terms import AbstractTerm
-from quell.variates.flops import count_flops
+from quell.variates.cost import count_flops, refuses_memory
 from quell.variates.recipe import ControlVariate
 
 REPLICATES = 10
@@ -24,7 +25,7 @@ _PROBE = 4000
 
 
 def key_of(variate: ControlVariate, estimator: AbstractEstimator) -> tuple[str, str, str]:
-    """What tells one side of a variate from other sides: term, approximation, estimator."""
+    """What tells one estimator of a variate from others: term, approximation, estimator."""
     approximation = "" if variate.approximation is None else variate.approximation.name
     return variate.term.name, approximation, estimator.name
 
@@ -32,7 +33,7 @@ def key_of(variate: ControlVariate, estimator: AbstractEstimator) -> tuple[str, 
 def estimate_of(
     problem: Problem, variate: ControlVariate, estimator: AbstractEstimator
 ) -> Callable[[Evaluation], FactoredGradient]:
-    """One side of a variate, as a function of a draw."""
+    """One of the two estimators of a variate, as a function of a draw."""
     term: AbstractTerm = variate.term
     if variate.approximation is not None:
         term = approximate(variate.approximation, term, problem, variate.init(problem))
@@ -61,11 +62,11 @@ class EstimatorPairs:
         self.defined = _defined(self.rows)
 
     def cost(self, variate: ControlVariate) -> float:
-        """Operations of both sides."""
+        """Operations of both estimators."""
         return sum(self.costs[place] for place in self._pair(variate))
 
     def is_defined(self, variate: ControlVariate) -> bool:
-        """Whether both sides are finite at a fair share of random draws, where those before are finite too."""
+        """Whether both estimators are finite at a fair share of random draws, where those before are finite too."""
         return bool(all(self.defined[place] for place in self._pair(variate)))
 
     def samples(self, variates: list[ControlVariate]) -> Float[np.ndarray, "variate flat"]:
@@ -96,6 +97,42 @@ class EstimatorPairs:
             return evaluation.algebra.pullback(estimate(evaluation))
 
         return gradient
+
+
+class Affordable:
+    """As `ControlVariate.refuses` sees memory; but each approximation and each estimator is traced once.
+
+    Args:
+        problem: model and family.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        """Nothing is traced yet."""
+        self.problem = problem
+        self.seen: dict[tuple[str, ...], str | None] = {}
+
+    def refuses(self, variate: ControlVariate) -> str | None:
+        """Why a recipe is not affordable; `None` if it is."""
+        pairs = {key_of(variate, estimator): estimator for estimator in (variate.left, variate.right)}
+        term, approximation, _ = next(iter(pairs))
+        found = self._check((term, approximation), lambda at: _refreshed(variate, at))
+        for key, estimator in pairs.items():
+            found = found or self._check(key, lambda at, one=estimator: _one_estimator(variate, one, at))
+        return found
+
+    def _check(self, key: tuple[str, ...], run: Callable[[Evaluation], Any]) -> str | None:
+        if key not in self.seen:
+            self.seen[key] = refuses_memory(self.problem, run)
+        return self.seen[key]
+
+
+def _refreshed(variate: ControlVariate, evaluation: Evaluation) -> PyTree:
+    state = variate.init(evaluation.problem)
+    return state if variate.learns else variate.update(evaluation, state, None)
+
+
+def _one_estimator(variate: ControlVariate, estimator: AbstractEstimator, evaluation: Evaluation) -> PyTree:
+    return evaluation.algebra.pullback(estimate_of(evaluation.problem, variate, estimator)(evaluation))
 
 
 def _dense_rows(

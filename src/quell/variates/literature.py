@@ -15,34 +15,35 @@ from quell.approximations import (
     TaylorInLatent,
 )
 from quell.estimators import ClosedForm, ConditionalScoreFunction, Reparameterization, ScoreFunction
+from quell.families import CHOLESKY, SYMMETRIC
 from quell.terms import Data, Score, Variational, elbo, joint
 from quell.variates.recipe import ControlVariate
 
 
 def roeder() -> ControlVariate:
-    """Sticking the landing, as a variate with a learned weight: the entropy sampled less the entropy exact."""
+    """Sticking the landing with a learned weight: Monte Carlo minus closed-form entropy gradient."""
     return ControlVariate(Variational(), Reparameterization(), ClosedForm(), label="roeder")
 
 
 def paisley_taylor() -> ControlVariate:
-    """The log joint expanded in the latent, its score function less its closed form."""
+    """The log joint expanded in the latent: score function minus closed form."""
     return ControlVariate(
         joint(), ScoreFunction(), ClosedForm(), approximation=TaylorInLatent(), label="paisley-taylor"
     )
 
 
 def paisley_bound() -> ControlVariate:
-    """The log joint with the logistic likelihood bounded from below, its score function less its closed form."""
+    """The log joint with the logistic likelihood bounded from below: score function minus closed form."""
     return ControlVariate(joint(), ScoreFunction(), ClosedForm(), approximation=JaakkolaJordan(), label="paisley-bound")
 
 
 def miller() -> ControlVariate:
-    """The data term expanded in the latent, its reparameterization less its closed form."""
+    """The data term expanded in the latent: reparameterization minus closed form."""
     return ControlVariate(Data(), Reparameterization(), ClosedForm(), approximation=TaylorInLatent(), label="miller")
 
 
 def geffner_domke(**options: Any) -> ControlVariate:
-    """A quadratic fitted to the gradients of the log joint, its reparameterization less its closed form.
+    """A quadratic fitted to the gradients of the log joint: reparameterization minus closed form.
 
     Args:
         **options: of `FittedQuadratic`, such as `rate`.
@@ -52,7 +53,7 @@ def geffner_domke(**options: Any) -> ControlVariate:
 
 
 def anchored(**options: Any) -> ControlVariate:
-    """The data term as a quadratic around an anchor, on the minibatch less in closed form on all data.
+    """The data term as a quadratic around an anchor: on the minibatch minus in closed form on all data.
 
     Args:
         **options: of `AnchoredQuadratic`, such as `every`.
@@ -63,20 +64,20 @@ def anchored(**options: Any) -> ControlVariate:
 
 
 def wang() -> ControlVariate:
-    """The data term expanded in the data, on the minibatch less on all data."""
+    """The data term expanded in the data: on the minibatch minus on all data."""
     full = Reparameterization(full_data=True)
     return ControlVariate(Data(), Reparameterization(), full, approximation=TaylorInData(), label="wang")
 
 
 def rebar(temperature: float = 0.5) -> ControlVariate:
-    """The ELBO of a relaxed discrete family: the score function given the sample less the reparameterization."""
+    """The ELBO of a relaxed discrete family: conditional score function minus reparameterization."""
     return ControlVariate(
         elbo(), ConditionalScoreFunction(), Reparameterization(), approximation=Concrete(temperature), label="rebar"
     )
 
 
 def rebar_plain(temperature: float = 0.5) -> ControlVariate:
-    """The ELBO of a relaxed discrete family: its score function less its reparameterization."""
+    """The ELBO of a relaxed discrete family: score function minus reparameterization."""
     return ControlVariate(
         elbo(), ScoreFunction(), Reparameterization(), approximation=Concrete(temperature), label="rebar-plain"
     )
@@ -124,13 +125,13 @@ def moving_average(decay: float = 0.1) -> ControlVariate:
 
 
 def two_roots() -> ControlVariate:
-    """The data term through the Cholesky factor less through the symmetric square root of the covariance."""
-    left, right = Reparameterization("cholesky"), Reparameterization("symmetric")
+    """The data term through the Cholesky factor minus through the symmetric square root of the covariance."""
+    left, right = Reparameterization(CHOLESKY), Reparameterization(SYMMETRIC)
     return ControlVariate(Data(), left, right, label="two-roots")
 
 
 class Entry(NamedTuple):
-    """An exhibit.
+    """A variate of the literature.
 
     Attributes:
         make: the variate; some need an argument.
@@ -144,26 +145,26 @@ class Entry(NamedTuple):
 
 
 LITERATURE: dict[str, Entry] = {
-    "roeder": Entry(roeder, "Roeder, Wu & Duvenaud (2017)", "one triangular solve a replicate"),
+    "roeder": Entry(roeder, "Roeder, Wu & Duvenaud (2017)", "one triangular solve per replicate"),
     "paisley-taylor": Entry(paisley_taylor, "Paisley, Blei & Jordan (2012)", "gradient and Hessian at the mean"),
     "paisley-bound": Entry(
         paisley_bound, "Paisley, Blei & Jordan (2012)", "one product of the minibatch with the scale"
     ),
     "miller": Entry(miller, "Miller, Foti, D'Amour & Adams (2017)", "gradient and Hessian at the mean"),
-    "geffner-domke": Entry(geffner_domke, "Geffner & Domke (2020)", "`dim` squared operations a replicate"),
+    "geffner-domke": Entry(geffner_domke, "Geffner & Domke (2020)", "`dim` squared operations per replicate"),
     "anchored": Entry(
         anchored,
         "this library; after Johnson & Zhang (2013)",
         "one gradient of the minibatch, and now and then one pass over all data",
     ),
-    "wang": Entry(wang, "Wang, Chen, Smola & Xing (2013)", "one product with the data's covariance a replicate"),
-    "rebar": Entry(rebar, "Tucker et al. (2017)", "two more gradients of the objective a replicate"),
-    "rebar-plain": Entry(rebar_plain, "Tucker et al. (2017)", "one more gradient of the objective a replicate"),
+    "wang": Entry(wang, "Wang, Chen, Smola & Xing (2013)", "one product with the data's covariance per replicate"),
+    "rebar": Entry(rebar, "Tucker et al. (2017)", "two more gradients of the objective per replicate"),
+    "rebar-plain": Entry(rebar_plain, "Tucker et al. (2017)", "one more gradient of the objective per replicate"),
     "relax": Entry(relax, "Grathwohl et al. (2018)", "the network's gradients, and one training step"),
     "lax": Entry(lax, "Grathwohl et al. (2018)", "the network's gradients, and one training step"),
     "ranganath": Entry(ranganath, "Ranganath, Gerrish & Blei (2014)", "the score"),
     "leave-one-out": Entry(leave_one_out, "Mnih & Rezende (2016); Kool et al. (2019)", "the score"),
     "moving-average": Entry(moving_average, "Mnih & Gregor (2014)", "the score"),
-    "two-roots": Entry(two_roots, "Geffner & Domke (2018)", "one eigendecomposition, a full matrix a replicate"),
+    "two-roots": Entry(two_roots, "Geffner & Domke (2018)", "one eigendecomposition, a full matrix per replicate"),
 }
 """All of them, by name."""

@@ -3,13 +3,14 @@
 
 from quell.approximations import TaylorInData, TaylorInLatent
 from quell.estimators import ClosedForm, Reparameterization
+from quell.families import SYMMETRIC
 from quell.terms import Data, Prior, Variational
 from quell.variates.recipe import ControlVariate
 
 RP1 = Reparameterization()
-RP2 = Reparameterization("symmetric")
+RP2 = Reparameterization(SYMMETRIC)
 RP1_ALL = Reparameterization(full_data=True)
-RP2_ALL = Reparameterization("symmetric", full_data=True)
+RP2_ALL = Reparameterization(SYMMETRIC, full_data=True)
 CF = ClosedForm()
 
 VARIATES = {

@@ -7,9 +7,9 @@ from jaxtyping import PyTree
 from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
 from quell.estimators import AbstractEstimator
 from quell.evaluation import Evaluation, Problem
-from quell.families.factored import FactoredGradient
+from quell.families import FactoredGradient
 from quell.terms import AbstractTerm
-from quell.variates.memory import largest_array, refuses_memory
+from quell.variates.cost import largest_array, refuses_memory
 
 
 class ControlVariate(eqx.Module):
@@ -80,7 +80,7 @@ class ControlVariate(eqx.Module):
         return None if self.approximation is None else self.approximation.init(problem)
 
     def sample(self, evaluation: Evaluation, state: PyTree) -> FactoredGradient:
-        """One value a replicate."""
+        """One value per replicate."""
         term = self.term
         if self.approximation is not None:
             term = approximate(self.approximation, term, evaluation.problem, state)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe would need in memory, found by tracing it: nothing is computed and nothing is allocated."""
+"""What a recipe costs in operations and memory, found by tracing it: nothing is computed or allocated."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from quell.core.program import equations, inner_programs
 from quell.data.access import datum_size
 from quell.evaluation import Evaluation, Problem, Sampler
 
@@ -43,7 +44,8 @@ def largest_array(problem: Problem, run: Callable[[Evaluation], Any]) -> tuple[i
         return run(Evaluation(problem, params, draw))
 
     jaxpr = jax.make_jaxpr(step)(jax.random.key(0)).jaxpr
-    return max(shapes_of(jaxpr), key=math.prod, default=())
+    made = [var.aval for equation in equations(jaxpr) for var in equation.outvars]
+    return max((aval.shape for aval in made if hasattr(aval, "shape")), key=math.prod, default=())
 
 
 def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any]) -> str | None:
@@ -61,18 +63,56 @@ def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any]) -> str | 
     )
 
 
-def shapes_of(jaxpr: Any) -> Iterator[tuple[int, ...]]:
-    """Of every array that a program makes, those of the programs within it too; its inputs do not count."""
-    for equation in jaxpr.eqns:
-        yield from (var.aval.shape for var in equation.outvars if hasattr(var.aval, "shape"))
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
-                    yield from shapes_of(getattr(inner, "jaxpr", inner))
-
-
 def _bytes(number: int) -> str:
     for unit, size in (("TB", 10**12), ("GB", 10**9)):
         if number >= size:
             return f"{number / size:,.3g} {unit}"
     return f"{number / 10**6:,.3g} MB"
+
+
+def count_flops(function: Callable[..., Any], *args: Any) -> float:
+    """Floating-point operations of a function: exact for products, one per number for what is elementwise.
+
+    Decompositions count by the usual leading term (9 n³ for a symmetric eigendecomposition). Loops count once.
+    """
+    return float(_count(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def _count(jaxpr: Any) -> float:
+    return sum((_equation(equation) for equation in jaxpr.eqns), 0.0)
+
+
+def _equation(equation: Any) -> float:
+    nested = inner_programs(equation)
+    if nested:
+        return sum((_count(one) for one in nested), 0.0)
+    out = [var.aval for var in equation.outvars]
+    size = sum(math.prod(getattr(aval, "shape", ())) for aval in out)
+    name = equation.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        return 2.0 * size * math.prod(shape[axis] for axis in contracted)
+    if name == "eigh":
+        return 9.0 * size * equation.invars[0].aval.shape[-1]
+    if name in {"triangular_solve", "cholesky"}:
+        return float(size * equation.invars[0].aval.shape[-1])
+    return 0.0 if name in _FREE else float(size)
+
+
+_FREE = frozenset(
+    {
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "slice",
+        "dynamic_slice",
+        "concatenate",
+        "gather",
+        "copy",
+        "convert_element_type",
+        "stop_gradient",
+        "iota",
+    }
+)

@@ -1,7 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Factored gradients of a full-rank Gaussian: how they arise, and how they are carried to the parameters."""
+r"""Factored gradients of a full-rank Gaussian: how they arise, and how they are carried to the parameters.
+
+Whitened coordinates: moving \(\mu\) by \(Lm\) and \(L\) to \(L(I + A)\), with \(A\) lower triangular, changes the
+distribution by \((\|m\|^2 + \sum_{i>j} A_{ij}^2)/2 + \sum_i A_{ii}^2\) nats, to second order. A gradient \((g, X)\)
+with respect to \((\mu, L)\) is \((L^\top g, \mathrm{tril}(L^\top X))\) there, and the inverse Fisher metric is plain.
+"""
 
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -9,12 +15,14 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from quell.families.base import AbstractGradientAlgebra
-from quell.families.factored import Exact, FactoredGradient, Outer
+from quell.families.algebra import AbstractGradientAlgebra
+from quell.families.factored import Exact, FactoredGradient, Outer, Path
 from quell.families.full_rank_draw import FullRankDraw
+from quell.families.full_rank_geometry import matrix_cotangent
 from quell.families.full_rank_gram import FullRankGram
-from quell.families.full_rank_white import WhiteFullRank
-from quell.families.location_scale import LocationScale, standard_log_prob
+from quell.families.location_scale import LocationScale
+from quell.families.noise import standard_log_prob
+from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 from quell.models.quadratic import Quadratic
 
 Latents = Float[Array, "sample latent"]
@@ -38,28 +46,28 @@ class FullRankAlgebra(AbstractGradientAlgebra):
         r"""\(L^{-\top}\epsilon\)."""
         return _solve_rows(self.at.tril, self.at.noise, transpose=True)
 
-    def latents(self, transport: str) -> Latents:
-        if transport == "symmetric":
+    def latents(self, transport: AbstractTransport) -> Latents:
+        if transport == SYMMETRIC:
             return self.at.loc + self.at.root.apply(self.at.noise)
         moved = self.at.noise @ self.at.tril.T
-        return self.at.loc - moved if transport == "mirrored" else self.at.loc + moved
+        return self.at.loc - moved if transport == MIRRORED else self.at.loc + moved
 
-    def log_probs(self, transport: str) -> Float[Array, "sample"]:
+    def log_probs(self, transport: AbstractTransport) -> Float[Array, "sample"]:
         # All transports have the determinant of L, up to its sign.
         return standard_log_prob(self.at.noise) - jnp.sum(jnp.log(jnp.abs(jnp.diagonal(self.at.tril))))
 
-    def log_prob_grads(self, transport: str) -> Latents:
-        if transport == "symmetric":
+    def log_prob_grads(self, transport: AbstractTransport) -> Latents:
+        if transport == SYMMETRIC:
             return -self.at.root.solve(self.at.noise)
-        return self._precision_noise if transport == "mirrored" else -self._precision_noise
+        return self._precision_noise if transport == MIRRORED else -self._precision_noise
 
     # Estimators' samples
 
-    def score(self, weight: Float[Array, "sample"], transport: str) -> FactoredGradient:
+    def score(self, weight: Float[Array, "sample"], transport: AbstractTransport) -> FactoredGradient:
         exact = Exact(self._diagonal(-self.at.slope / jnp.diagonal(self.at.tril)), weight)
         grads = -weight[:, None] * self.log_prob_grads(transport)
-        if transport != "symmetric":
-            return FactoredGradient(paths={transport: grads}, exacts=(exact,))
+        if transport != SYMMETRIC:
+            return FactoredGradient((Path(transport, grads),), (exact,))
         white = _solve_rows(self.at.tril, self.latents(transport) - self.at.loc, transpose=False)
         return FactoredGradient(exacts=(exact,), outers=(Outer(grads, grads[:, None], white[:, None]),))
 
@@ -68,11 +76,11 @@ class FullRankAlgebra(AbstractGradientAlgebra):
         return FactoredGradient(outers=(Outer(grads, self._precision_noise[:, None], (grads @ self.at.tril)[:, None]),))
 
     def entropy_grad(self) -> FactoredGradient:
-        return FactoredGradient(exacts=(Exact(self._diagonal(self.at.slope / jnp.diagonal(self.at.tril))),))
+        return FactoredGradient.from_exact(self._diagonal(self.at.slope / jnp.diagonal(self.at.tril)))
 
     def expected_quadratic_grad(self, quadratic: Quadratic, *, per_sample: bool) -> FactoredGradient:
         if not per_sample:
-            return FactoredGradient(exacts=(Exact(self._quadratic_grad(quadratic)),))
+            return FactoredGradient.from_exact(self._quadratic_grad(quadratic))
         if quadratic.curvature.rank**2 > self.at.loc.shape[0]:
             return FactoredGradient(dense=jax.vmap(self._quadratic_grad)(quadratic))
         left, right = jax.vmap(lambda q: q.curvature.factors())(quadratic)
@@ -80,42 +88,40 @@ class FullRankAlgebra(AbstractGradientAlgebra):
         return FactoredGradient(outers=(Outer(location, left, right @ self.at.tril),))
 
     def _quadratic_grad(self, quadratic: Quadratic) -> LocationScale:
-        scale = self.at.mask * (quadratic.curvature.matmul(self.at.tril))
+        scale = self.at.mask * quadratic.curvature.matmul(self.at.tril)
         return LocationScale(quadratic.grad(self.at.loc), scale)
 
     # To parameters
 
-    def dense(self, parts: FactoredGradient) -> LocationScale:
+    def dense(self, gradient: FactoredGradient) -> LocationScale:
         num = self.at.noise.shape[0]
         total = LocationScale(jnp.zeros_like(self.at.noise), jnp.zeros((num, *self.at.tril.shape), self.at.noise.dtype))
-        parts = self.at.without_mirror(parts)
-        pieces = [self._dense_path(*path) for path in parts.paths.items()]
-        pieces += [_dense_exact(exact, self.at.weight(exact)) for exact in parts.exacts]
-        pieces += [self._dense_outer(outer) for outer in parts.outers]
-        pieces += [] if parts.dense is None else [parts.dense]
+        gradient = self.at.without_mirror(gradient)
+        pieces = [self._dense_path(path) for path in gradient.paths]
+        pieces += [_dense_exact(exact, self.at.weight(exact)) for exact in gradient.exacts]
+        pieces += [self._dense_outer(outer) for outer in gradient.outers]
+        pieces += [] if gradient.dense is None else [gradient.dense]
         return functools.reduce(_add, pieces, total)
 
-    def pullback(self, parts: FactoredGradient) -> LocationScale:
+    def pullback(self, gradient: FactoredGradient) -> LocationScale:
         num = self.at.noise.shape[0]
         total = LocationScale(jnp.zeros_like(self.at.loc), jnp.zeros_like(self.at.tril))
-        parts = self.at.without_mirror(parts)
-        outers = [(o.location, o.left, o.right) for o in parts.outers]
-        if "cholesky" in parts.paths:
-            cotangent = parts.paths["cholesky"]
+        gradient = self.at.without_mirror(gradient)
+        outers = [(o.location, o.left, o.right) for o in gradient.outers]
+        if (cotangent := gradient.cotangent(CHOLESKY)) is not None:
             outers.append((cotangent, cotangent[:, None], self.at.noise[:, None]))
         for location, left, right in outers:
             scale = jnp.einsum("nki,nkj->ij", left, right)
-            total = _add(total, LocationScale(jnp.sum(location, 0), self.at.mask * (scale)))
-        if "symmetric" in parts.paths:
-            cotangent = parts.paths["symmetric"]
+            total = _add(total, LocationScale(jnp.sum(location, 0), self.at.mask * scale))
+        if (cotangent := gradient.cotangent(SYMMETRIC)) is not None:
             outer = (cotangent @ self.at.root.basis).T @ (self.at.noise @ self.at.root.basis)
-            scale = self.at.mask * (self.at.root.pullback(outer))
+            scale = self.at.mask * self.at.root.pullback(outer)
             total = _add(total, LocationScale(jnp.sum(cotangent, 0), scale))
-        for exact in parts.exacts:
+        for exact in gradient.exacts:
             mass = jnp.sum(self.at.weight(exact))
             total = _add(total, LocationScale(mass * exact.value.loc, mass * _matrix(exact.value.scale)))
-        if parts.dense is not None:
-            total = _add(total, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), parts.dense))
+        if gradient.dense is not None:
+            total = _add(total, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), gradient.dense))
         return jax.tree.map(lambda leaf: leaf / num, total)
 
     def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
@@ -127,20 +133,50 @@ class FullRankAlgebra(AbstractGradientAlgebra):
         return jnp.stack([gram.location_gram(), gram.scale_gram()])
 
     def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["FullRankAlgebra", list[FactoredGradient]]:
-        white = WhiteFullRank(self.at)
-        return FullRankAlgebra(white.at), [white.parts(sample) for sample in samples]
+        slope = jnp.full_like(self.at.slope, math.sqrt(0.5))
+        identity = jnp.eye(*self.at.tril.shape, dtype=slope.dtype)
+        white = FullRankDraw(jnp.zeros_like(self.at.loc), identity, slope, self.at.noise)
+        return FullRankAlgebra(white), [self._whitened(sample, white) for sample in samples]
 
     def _diagonal(self, values: Float[Array, "latent"]) -> LocationScale:
         """A value whose scale is diagonal, kept as a vector until it is carried to the parameters."""
         return LocationScale(jnp.zeros_like(self.at.loc), values)
 
-    def _dense_path(self, name: str, cotangent: Latents) -> LocationScale:
-        if name == "cholesky":
+    def _dense_path(self, path: Path) -> LocationScale:
+        cotangent = path.cotangent
+        if path.transport == CHOLESKY:
             return self._dense_outer(Outer(cotangent, cotangent[:, None], self.at.noise[:, None]))
         return LocationScale(cotangent, self.at.mask * self.at.root.pullback_rows(cotangent, self.at.noise))
 
     def _dense_outer(self, outer: Outer) -> LocationScale:
-        return LocationScale(outer.location, self.at.mask * (jnp.einsum("nki,nkj->nij", outer.left, outer.right)))
+        return LocationScale(outer.location, self.at.mask * jnp.einsum("nki,nkj->nij", outer.left, outer.right))
+
+    # To whitened coordinates
+
+    def _whitened(self, sample: FactoredGradient, white: FullRankDraw) -> FactoredGradient:
+        r"""One gradient, still factored.
+
+        Paths stay paths with the same noise, because \(\mathrm{tril}(L^\top \mathrm{tril}(g\epsilon^\top))\) is
+        \(\mathrm{tril}((L^\top g)\epsilon^\top)\); symmetric ones become dense.
+        """
+        tril, sample = self.at.tril, self.at.without_mirror(sample)
+        dense = None if sample.dense is None else self._whitened_value(sample.dense, white)
+        if (cotangent := sample.cotangent(SYMMETRIC)) is not None:
+            raw = self.at.root.pullback_rows(cotangent, self.at.noise)
+            path = LocationScale(cotangent @ tril, white.mask * (tril.T @ raw))
+            dense = path if dense is None else _add(dense, path)
+        return FactoredGradient(
+            tuple(Path(path.transport, path.cotangent @ tril) for path in sample.without(SYMMETRIC).paths),
+            tuple(Exact(self._whitened_value(exact.value, white), exact.weight) for exact in sample.exacts),
+            tuple(Outer(outer.location @ tril, outer.left @ tril, outer.right) for outer in sample.outers),
+            dense,
+        )
+
+    def _whitened_value(self, value: LocationScale, white: FullRankDraw) -> LocationScale:
+        loc, tril, slope = value.loc @ self.at.tril, self.at.tril, self.at.slope
+        if value.scale.ndim == value.loc.ndim:  # a diagonal matrix stays one
+            return LocationScale(loc, white.slope * jnp.diagonal(tril) * (value.scale / slope))
+        return LocationScale(loc, white.mask * (tril.T @ matrix_cotangent(value.scale, slope)))
 
 
 def _solve_rows(tril: Float[Array, "latent latent"], rows: Latents, *, transpose: bool) -> Latents:
