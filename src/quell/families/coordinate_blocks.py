@@ -43,21 +43,21 @@ class AbstractBlockAlgebra(AbstractGradientAlgebra):
     def dense(self, gradient: FactoredGradient) -> PyTree[Float[Array, "sample ..."]]:
         return self.dense_block(gradient)(0, self.num_coordinates)
 
-    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
-        return self._sum(dense_gram, samples)
+    def gram(self, gradients: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
+        return self._sum(dense_gram, gradients)
 
-    def mean_gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
-        return self._sum(lambda trees: dense_gram(_means(trees)), samples)
+    def mean_gram(self, gradients: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
+        return self._sum(lambda trees: dense_gram(_means(trees)), gradients)
 
-    def leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
-        return self._sum(dense_leaf_grams, samples)
+    def leaf_grams(self, gradients: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
+        return self._sum(dense_leaf_grams, gradients)
 
-    def mean_leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
-        return self._sum(lambda trees: dense_leaf_grams(_means(trees)), samples)
+    def mean_leaf_grams(self, gradients: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
+        return self._sum(lambda trees: dense_leaf_grams(_means(trees)), gradients)
 
-    def _sum(self, products: Callable[[list[PyTree]], Array], samples: Sequence[FactoredGradient]) -> Array:
-        blocks = [self.dense_block(sample) for sample in samples]
-        size = max(1, NUMBERS_AT_ONCE // (len(samples) * self.numbers_per_coordinate))
+    def _sum(self, products: Callable[[list[PyTree]], Array], gradients: Sequence[FactoredGradient]) -> Array:
+        blocks = [self.dense_block(gradient) for gradient in gradients]
+        size = max(1, NUMBERS_AT_ONCE // (len(gradients) * self.numbers_per_coordinate))
         return sum_over_blocks(lambda *at: products([block(*at) for block in blocks]), self.num_coordinates, size)
 
 

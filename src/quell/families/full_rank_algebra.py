@@ -124,19 +124,19 @@ class FullRankAlgebra(AbstractGradientAlgebra):
             total = _add(total, jax.tree.map(lambda leaf: jnp.sum(leaf, 0), gradient.dense))
         return jax.tree.map(lambda leaf: leaf / num, total)
 
-    def gram(self, samples: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
-        gram = FullRankGram(self.at, samples)
+    def gram(self, gradients: Sequence[FactoredGradient]) -> Float[Array, "variate variate"]:
+        gram = FullRankGram(self.at, gradients)
         return gram.location_gram() + gram.scale_gram()
 
-    def leaf_grams(self, samples: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
-        gram = FullRankGram(self.at, samples)
+    def leaf_grams(self, gradients: Sequence[FactoredGradient]) -> Float[Array, "leaf variate variate"]:
+        gram = FullRankGram(self.at, gradients)
         return jnp.stack([gram.location_gram(), gram.scale_gram()])
 
-    def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["FullRankAlgebra", list[FactoredGradient]]:
+    def whitened(self, gradients: Sequence[FactoredGradient]) -> tuple["FullRankAlgebra", list[FactoredGradient]]:
         slope = jnp.full_like(self.at.slope, math.sqrt(0.5))
         identity = jnp.eye(*self.at.tril.shape, dtype=slope.dtype)
         white = FullRankDraw(jnp.zeros_like(self.at.loc), identity, slope, self.at.noise)
-        return FullRankAlgebra(white), [self._whitened(sample, white) for sample in samples]
+        return FullRankAlgebra(white), [self._whitened(gradient, white) for gradient in gradients]
 
     def _diagonal(self, values: Float[Array, "latent"]) -> LocationScale:
         """A value whose scale is diagonal, kept as a vector until it is carried to the parameters."""

@@ -181,9 +181,9 @@ class MeanFieldAlgebra(AbstractBlockAlgebra):
             total = jax.tree.map(lambda t, leaf: t + jnp.mean(leaf, axis=0), total, gradient.dense)
         return total if self.units is None else jax.tree.map(jnp.multiply, total, self.units)
 
-    def whitened(self, samples: Sequence[FactoredGradient]) -> tuple["MeanFieldAlgebra", list[FactoredGradient]]:
+    def whitened(self, gradients: Sequence[FactoredGradient]) -> tuple["MeanFieldAlgebra", list[FactoredGradient]]:
         units = LocationScale(self.scale, math.sqrt(0.5) * self.scale / self.slope)
-        return MeanFieldAlgebra(self.family, self.params, self.noise, units), list(samples)
+        return MeanFieldAlgebra(self.family, self.params, self.noise, units), list(gradients)
 
     def _noise(self, transport: AbstractTransport) -> Float[Array, "sample latent"]:
         return _turned(self.noise, transport)

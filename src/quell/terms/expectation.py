@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from quell.evaluation import Batch, Evaluation, Problem
 from quell.families import AbstractTransport, FactoredGradient
 from quell.models import AbstractPredictor
-from quell.models.quadratic import Quadratic
+from quell.models.quadratic import FactoredCurvature, Quadratic
 from quell.models.row_sum import ROWS_AT_ONCE, rows_for, sum_over_rows
 
 
@@ -75,6 +75,7 @@ def expected_on_all(evaluation: Evaluation, predictor: AbstractPredictor) -> Exp
         quadratic = predictor.expand_expected(mean, variance, rows, where=counts)
         algebra = family.algebra(params, evaluation.draw.noise)  # one per chunk, since it keeps what is traced
         # The expectation of the quadratic is that of the log-likelihood: around the mean, half a trace is added.
+        assert isinstance(quadratic.curvature, FactoredCurvature)
         value = quadratic.constant + 0.5 * jnp.sum(quadratic.curvature.weight * variance)
         return Expectation(value, algebra.expected_quadratic_grad(quadratic, per_sample=False))
 
