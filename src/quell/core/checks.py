@@ -49,5 +49,5 @@ def check_finite(name: str, value: Array | np.ndarray) -> None:
     bad = int(library.sum(~library.isfinite(value)))
     if bad:
         raise ValueError(
-            f"`{name}` must be finite, got {bad} NaN or infinite entries out of {value.size}; drop or impute those rows."
+            f"`{name}` must be finite, got {bad} NaN or infinite entries out of {value.size}; drop or impute those."
         )

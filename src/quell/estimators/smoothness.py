@@ -45,8 +45,8 @@ def has_no_kinks(problem: Problem) -> bool:
     """Whether log-likelihood and log-prior have a continuous gradient, so that `BonnetPrice` is unbiased.
 
     Their programs are read, and nothing is computed. Every operation on the way from the latent to the density must be
-    known to be smooth where it is finite; a comparison is allowed with a support only. So `False` says nothing. `True` can be relied on, but for
-    kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for derivatives of the user's own.
+    known to be smooth where it is finite; a comparison is allowed with a support only. So `False` says nothing. `True`
+    can be relied on, but for kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for derivatives of the user's own.
     """
     model = problem.model
     rows = first_rows(model.data, 1)

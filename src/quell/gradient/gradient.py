@@ -308,7 +308,7 @@ class Gradient(eqx.Module):
     def inner_products(
         self, evaluation: Evaluation, samples: list[FactoredGradient]
     ) -> Float[Array, "*leaf joint joint"]:
-        """Averaged inner products of independent units: of gradients of the ELBO per datum, or in the natural metric."""
+        """Inner products averaged over independent units: of gradients of ELBO per datum, or in the natural metric."""
         algebra = evaluation.algebra
         is_natural = self.rule.metric == "natural"
         if is_natural:
