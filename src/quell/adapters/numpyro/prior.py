@@ -2,18 +2,19 @@
 """Everything of a NumPyro model that does not belong to a row of the data."""
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.extend.core import Literal
 from jaxtyping import Array, Float
 
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.run import Rows, Site, is_real
 from quell.adapters.numpyro.structure import Structure
+from quell.core.program import live_equations, variables
 from quell.models import AbstractPrior
 from quell.models.quadratic import DiagonalCurvature, Quadratic
 
@@ -85,8 +86,5 @@ def _moments_of(site: Site) -> NormalMoments | None:
 def _depends(function: Any, z: Latent) -> bool:
     """Whether any operation on the way to the result reads the argument."""
     jaxpr = jax.make_jaxpr(function)(z).jaxpr
-    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
-    for equation in reversed(jaxpr.eqns):
-        if needed & set(equation.outvars):
-            needed |= {var for var in equation.invars if not isinstance(var, Literal)}
-    return bool(needed & set(jaxpr.invars))
+    read = [variables(equation.invars) for equation in live_equations(jaxpr)]
+    return not set(jaxpr.invars).isdisjoint(itertools.chain(variables(jaxpr.outvars), *read))
