@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from quell.core.devices import settle, spread
+from quell.core.devices import constrain_state, spread
 from quell.data.disk_rows import DiskRows
 
 
@@ -54,7 +54,7 @@ def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."
     """
     if isinstance(data, DiskRows):
         return data.take(index, upcoming)
-    index = settle(index)  # drawn on each device: to divide so little work would take more messages than rows
+    index = constrain_state(index)  # drawn on each device: to divide so little work would take more messages than rows
     return spread(jax.tree.map(lambda leaf: leaf[index], data), leading=index.ndim)
 
 

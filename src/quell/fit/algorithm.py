@@ -8,7 +8,7 @@ import jax
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell.diagnostics.densities import draw_latents
+from quell.families.sample import draw_latents
 from quell.gradient import Gradient, GradientInfo, GradientState
 
 
