@@ -59,22 +59,32 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     Returns:
         The ELBO in nats, over all data.
     """
-    model, family = problem.model, problem.family
-    mean = family.mean(params)
-    prior = model.prior.quadratic(mean)
-    if not isinstance(model, LinearPredictor) or prior is None or not has_exact_elbo(problem):
+    model = problem.model
+    if not has_exact_elbo(problem):
         raise TypeError(
-            f"An exact ELBO was asked of {model} with {type(family).__name__}. A linear predictor with a normal prior "
-            "and a Gaussian family was needed. "
-            "Write `result.elbo(key)` for an estimate with its standard error, or build the model with "
-            "`quell.logistic_regression` or one of its siblings."
+            "An exact ELBO needs a linear predictor, a normal prior and a Gaussian family, got "
+            f"{model} with {type(problem.family).__name__}; try `result.elbo(key)` for an estimate."
         )
 
     @jax.checkpoint
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:
-        variance = family.predictor_variance(params, rows.features)
-        values = model.expected_log_likelihood(rows.features @ mean, variance, rows)
-        return jnp.sum(values, where=counts)
+        return jnp.sum(expected_log_likelihoods(problem, params, rows), where=counts)
 
     data = sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
-    return data + family.expected_quadratic(params, prior) + family.entropy(params)
+    return data + expected_prior_and_entropy(problem, params)
+
+
+def expected_log_likelihoods(problem: Problem, params: PyTree, rows: PyTree) -> Float[Array, "datum"]:
+    """Expected log-likelihood of each row under q, for a problem with an exact ELBO: one quadrature per datum."""
+    model, family = problem.model, problem.family
+    assert isinstance(model, LinearPredictor), "there is an exact ELBO"
+    variance = family.predictor_variance(params, rows.features)
+    return model.expected_log_likelihood(rows.features @ family.mean(params), variance, rows)
+
+
+def expected_prior_and_entropy(problem: Problem, params: PyTree) -> Float[Array, ""]:
+    """What does not depend on the data of an exact ELBO: the expected log-prior and the entropy."""
+    family = problem.family
+    prior = problem.model.prior.quadratic(family.mean(params))
+    assert prior is not None, "there is an exact ELBO"
+    return family.expected_quadratic(params, prior) + family.entropy(params)
