@@ -130,7 +130,7 @@ def test_when_a_process_is_killed_the_other_ends_and_one_goes_on(shards, victim)
     jobs[victim].communicate()
     alone = start(*fit_command(shards, *steps), num_devices=1)
     printed = alone.communicate(timeout=120)[0].replace("│", " ")
-    assert "2 processes" in " ".join(printed.split())
+    assert "2 processes; now: 1" in " ".join(printed.split())
     assert alone.returncode == 2
     reached = read_contents(checkpoint)[0]["step"]
     alone = start(*fit_command(shards, *steps, "--resume"), num_devices=1)
@@ -326,25 +326,25 @@ def test_files_are_shared_out(tmp_path):
     pattern = tmp_path / "rows-*.npz"
     assert read_parts(pattern, part=0, num_parts=1)["y"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert read_parts(pattern, part=1, num_parts=2)["x"][:, 0].tolist() == [2, 2, 3, 3]
-    with pytest.raises(ValueError, match="finds 4 files for 3 processes"):
+    with pytest.raises(ValueError, match="3 processes, got 4 for"):
         read_parts(pattern, part=0, num_parts=3)
-    with pytest.raises(ValueError, match="finds 0 files"):
+    with pytest.raises(ValueError, match="got 0 for"):
         read_parts(tmp_path / "none-*.npz", part=0, num_parts=2)
-    with pytest.raises(ValueError, match="A pattern of files was needed"):
+    with pytest.raises(ValueError, match="`--data` must be a pattern"):
         read_parts(tmp_path / "rows-0.npz", part=0, num_parts=2)
     np.savez(tmp_path / "rows-1.npz", x=np.ones((2, 4)), y=np.ones(2))
-    with pytest.raises(ValueError, match=r"rows of shape \(4,\) in .*rows-1.npz and of \(3,\) in .*rows-0.npz"):
+    with pytest.raises(ValueError, match=r"got \(4,\) in .*rows-1.npz and \(3,\) in .*rows-0.npz"):
         read_parts(pattern, part=0, num_parts=1)
     np.savez(tmp_path / "rows-1.npz", x=np.ones((2, 3)))
-    with pytest.raises(ValueError, match="different names"):
+    with pytest.raises(ValueError, match="arrays of the same names"):
         read_parts(pattern, part=0, num_parts=1)
     whole = (tmp_path / "rows-1.npz").read_bytes()
     (tmp_path / "rows-1.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"rows-1.npz could not be read"):
+    with pytest.raises(ValueError, match=r"rows-1.npz must be an archive"):
         read_parts(pattern, part=0, num_parts=1)
     with (tmp_path / "rows-1.npz").open("wb") as file:
         np.save(file, np.ones(3))
-    with pytest.raises(ValueError, match=r"rows-1.npz could not be read"):
+    with pytest.raises(ValueError, match=r"rows-1.npz must be an archive"):
         read_parts(pattern, part=0, num_parts=1)
 
 
@@ -365,7 +365,7 @@ def test_a_damaged_archive_is_told_of_wherever_the_damage_is(tmp_path):
     "given", [("localhost:1", None, None), ("localhost:1", 2, None), (None, 2, 0), ("auto", 2, 0), (None, None, 1)]
 )
 def test_half_a_cluster_is_refused(given):
-    with pytest.raises(ValueError, match="All three"):
+    with pytest.raises(ValueError, match="must be given together"):
         join(*given)
 
 
@@ -383,7 +383,7 @@ def test_a_process_that_has_joined_can_be_ended_by_a_signal(monkeypatch):
 
 @pytest.mark.parametrize("given", ["myhost", "myhost:", "myhost:here"])
 def test_a_coordinator_without_a_port_is_refused(given):
-    with pytest.raises(ValueError, match=r"A host and a port were needed.*--coordinator localhost:7777"):
+    with pytest.raises(ValueError, match=rf"`--coordinator` must be HOST:PORT, got {given};"):
         join(given, 2, 0)
 
 
