@@ -3,7 +3,12 @@
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -19,7 +24,6 @@ from quell.cli.app import app
 from quell.cli.data_file import read_data
 from quell.cli.fit_settings import FitSettings
 from quell.cli.model_file import load_model
-from quell.fit import driver, loop
 from quell.fit.checkpoint_file import read_contents
 
 MODELS = """
@@ -70,10 +74,14 @@ def _run(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def _fit(files, *words, model="line", **options):
+def _fit(files, *words, **options):
+    return _run(*_fit_words(files, *words, **options))
+
+
+def _fit_words(files, *words, model="line", **options):
     defaults = {"data": files.data, "family": "meanfield", "steps": 60, "variates": "none", "out": files.out}
     given = [word for name, value in (defaults | options).items() for word in (f"--{name}", value)]
-    return _run("fit", f"{files.models}:{model}", *given, *words)
+    return [str(word) for word in ("fit", f"{files.models}:{model}", *given, *words)]
 
 
 def _printed(result):
@@ -178,30 +186,24 @@ def test_the_choice_is_told(words, files):
 
 
 @pytest.mark.usefixtures("no_report")
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(files, monkeypatch, tmp_path):
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(files, tmp_path):
+    options = ("--learning-rate", 0.01, "--checkpoint-every", 1000)
     whole = SimpleNamespace(models=files.models, data=files.data, out=tmp_path / "whole")
-    assert _fit(whole, steps=200).exit_code == 0
-    run_chunk, done = loop.run_chunk, []
-
-    def interrupted(*args):
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(None)
-        return run_chunk(*args)
-
-    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "run_chunk", interrupted)
-    stopped = _fit(files, "--checkpoint-every", 10, steps=200)
-    assert stopped.exit_code == 130
-    line = stopped.stderr.strip().splitlines()[-1]
-    assert re.match(r"Interrupted after 30 of 200 steps\. To resume: quell fit ", line), line
+    assert _fit(whole, *options, steps=30_000).exit_code == 0
+    command = [sys.executable, "-m", "quell", *_fit_words(files, *options, steps=30_000)]
+    job = subprocess.Popen(command, env=os.environ | {"JAX_ENABLE_X64": "1"}, stderr=subprocess.PIPE, text=True)
+    while not (files.out / "checkpoint.quell").exists():
+        assert job.poll() is None
+        time.sleep(0.01)
+    job.send_signal(signal.SIGINT)
+    line = job.communicate(timeout=60)[1].strip().splitlines()[-1]
+    assert job.returncode == 130
+    assert re.match(r"Interrupted after \d+ of 30000 steps\. To resume: quell fit ", line), line
     assert not (files.out / "result.json").exists()
-    monkeypatch.setattr(loop, "run_chunk", run_chunk)
     shown = _run("report", files.out)
     assert shown.exit_code == 0
     assert json.loads((files.out / "result.json").read_text())["status"] == "interrupted"
-    words = line.partition("quell ")[2].split()
-    resumed = _run(*words)
+    resumed = _run(*line.partition("quell ")[2].split())
     assert resumed.exit_code == 0, resumed.output
     one, two = (read_contents(at.out / "checkpoint.quell").arrays for at in (whole, files))
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
@@ -340,8 +342,7 @@ def other(a, b):
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_refused_before_anything_is_written(words, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "run_chunk", pytest.fail)
+def test_bad_input_is_refused_before_anything_is_written(words, files, tmp_path):
     two, wrong = tmp_path / "two.py", tmp_path / "wrong.py"
     two.write_text("def a(data):\n    pass\n\ndef b(data):\n    pass\n")
     wrong.write_text(WRONG)
@@ -365,12 +366,12 @@ def test_a_folder_with_a_fit_is_not_overwritten(files):
     files.data.write_text(ROWS.replace("0.4", "0.7"))
     for changed in (_fit(files, "--resume"), _run("report", files.out)):
         assert changed.exit_code == 2
-        assert re.search(r"data, \.targets", _printed(changed))
+        assert "targets" in _printed(changed)
     assert {path.name: path.read_bytes() for path in files.out.iterdir()} == before
     (files.out / "checkpoint.quell").unlink()
     gone = _run("report", files.out)
     assert gone.exit_code == 2
-    assert re.search(r"checkpoint\.quell", _printed(gone))
+    assert "checkpoint.quell" in _printed(gone).replace(" ", "")
 
 
 @pytest.mark.usefixtures("no_report")
