@@ -185,6 +185,7 @@ def test_the_choice_is_told(words, files):
     assert json.loads((files.out / "result.json").read_text())["chosen"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(files, tmp_path):
     options = ("--learning-rate", 0.01, "--checkpoint-every", 1000)
