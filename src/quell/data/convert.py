@@ -35,9 +35,9 @@ def rows_from_iterator(
 
     Example:
         >>> import numpy as np, pathlib, quell, tempfile
-        >>> batches = ({"x": np.full((10, 2), k, "float32"), "y": np.arange(10)} for k in range(3))
+        >>> batches = ({"x": np.full((10, 2), k, "float32"), "y": np.arange(10, dtype="int32")} for k in range(3))
         >>> quell.rows_from_iterator(batches, pathlib.Path(tempfile.mkdtemp()) / "rows")
-        DiskRows(num_rows=30, x=float32[2], y=int64[])
+        DiskRows(num_rows=30, x=float32[2], y=int32[])
     """
     check_count("max_bytes", max_bytes)
     if isinstance(items, str | bytes | dict) or not isinstance(items, Iterable):

@@ -47,10 +47,10 @@ class DiskRows(eqx.Module):
         >>> import numpy as np, pathlib, quell, tempfile
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> np.save(folder / "x.npy", np.ones((1000, 3), "float32"))
-        >>> np.save(folder / "y.npy", np.arange(1000) % 2)
+        >>> np.save(folder / "y.npy", np.arange(1000, dtype="int32") % 2)
         >>> rows = quell.DiskRows({"features": folder / "x.npy", "labels": folder / "y.npy"})
         >>> rows
-        DiskRows(num_rows=1000, features=float32[3], labels=int64[])
+        DiskRows(num_rows=1000, features=float32[3], labels=int32[])
         >>> quell.logistic_regression(rows["features"], rows["labels"])
         LinearPredictor(log_sigmoid, num_data=1000, dim=3)
     """
