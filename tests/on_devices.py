@@ -3,7 +3,7 @@
 
 Usage: on_devices.py OUT.npz STEPS MESHES [PORT NUM_PROCESSES PROCESS_ID]
 
-With fewer than 100 steps it does the first fit only, and looks at what each device holds.
+With fewer than 100 steps it does the first fit only, and checks what each device holds.
 """
 
 import sys
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 import quell
 from quell.core import devices
 from quell.data.access import take_rows
-from quell.fit import warm_start as rough
+from quell.fit import warm_start
 from quell.models.row_sum import sum_over_rows
 
 LONG = 100
@@ -34,7 +34,7 @@ def main(out, steps, sizes, port=None, num=None, process=None):
         check_wide_parameters_are_spread()
         check_a_checkpoint_goes_on_without_its_mesh(out)
         check_what_does_not_divide_is_refused()
-        check_a_rough_start_is_the_same()
+        check_a_warm_start_is_the_same()
     for size in map(int, sizes.split(",")):
         mesh = "all" if port else Mesh(np.array(jax.devices()[:size]), ("rows",)) if size else None
         for name, params in fits(int(steps), mesh).items():
@@ -64,7 +64,7 @@ def fits(steps, mesh):
 
 
 def check_work_is_divided():
-    """Fits would be the same if every device did everything: so look at what each of them holds."""
+    """Fits would be the same if every device did everything, so check what each of them holds."""
     mesh = devices.checked_mesh("all")
     rows = devices.place_rows({"x": np.ones((64, 4))}, mesh)
     assert {shard.data.shape for shard in rows["x"].addressable_shards} == {(64 // mesh.size, 4)}
@@ -104,17 +104,17 @@ def check_a_checkpoint_goes_on_without_its_mesh(out):
 
 def check_what_does_not_divide_is_refused():
     for sampler in (quell.Sampler(1, 12), quell.Sampler(8, 12, shared=True)):
-        with pytest.raises(ValueError, match="minibatches of 12"):
+        with pytest.raises(ValueError, match=r"`batch_size`.*got 12"):
             quell.fit(own_rows(), quell.FullRank(4), mesh="all", sampler=sampler, key=jax.random.key(0))
 
 
-def check_a_rough_start_is_the_same():
-    """On some of the rows, which are gathered; with a lower bound for what are many data."""
-    rng, usual = np.random.default_rng(2), rough.FEWEST
+def check_a_warm_start_is_the_same():
+    """On a random subset of the rows, which is gathered; with a lower bound for what counts as many data."""
+    rng, usual = np.random.default_rng(2), warm_start.FEWEST
     model = quell.logistic_regression(rng.normal(size=(4096, 3)), rng.integers(0, 2, size=4096))
-    rough.FEWEST = 1
+    warm_start.FEWEST = 1
     spread, alone = (quell.fit(model, quell.FullRank(3), mesh=mesh, key=jax.random.key(0)) for mesh in ("all", None))
-    rough.FEWEST = usual
+    warm_start.FEWEST = usual
     assert "random data" in spread.choice.reason
     np.testing.assert_allclose(np.asarray(spread.params.loc), alone.params.loc, rtol=1e-4, atol=1e-6)
 

@@ -274,7 +274,7 @@ def test_with_several_processes_nothing_depends_on_a_clock(monkeypatch):
     monkeypatch.setattr(Tuner, "again", lambda self, *where: asked.append(where))
     for several, times in ((False, 1), (True, 0)):
         monkeypatch.setattr(driver, "are_several", lambda several=several: several)
-        monkeypatch.setattr(driver, "last_words", lambda advice, *, several: contextlib.nullcontext())
+        monkeypatch.setattr(driver, "hint_if_killed", lambda advice, *, several: contextlib.nullcontext())
         asked.clear()
         quell.fit(general(), quell.FullRank(2), steps=30, sampler=quell.Sampler(2), key=jax.random.key(0))
         assert len(asked) == times

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quell fit` and `quell report`: from two files to a folder, and every way that can go wrong."""
+"""`quell fit` and `quell report`: from two files to a folder, and every way in which it can fail."""
 
 import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import jax
@@ -19,7 +24,7 @@ from quell.cli.app import app
 from quell.cli.data_file import read_data
 from quell.cli.fit_settings import FitSettings
 from quell.cli.model_file import load_model
-from quell.fit import driver, loop
+from quell.fit.checkpoint_file import read_contents
 
 MODELS = """
 import jax.numpy as jnp
@@ -69,10 +74,14 @@ def _run(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
-def _fit(files, *words, model="line", **options):
+def _fit(files, *words, **options):
+    return _run(*_fit_words(files, *words, **options))
+
+
+def _fit_words(files, *words, model="line", **options):
     defaults = {"data": files.data, "family": "meanfield", "steps": 60, "variates": "none", "out": files.out}
     given = [word for name, value in (defaults | options).items() for word in (f"--{name}", value)]
-    return _run("fit", f"{files.models}:{model}", *given, *words)
+    return [str(word) for word in ("fit", f"{files.models}:{model}", *given, *words)]
 
 
 def _printed(result):
@@ -150,7 +159,9 @@ def test_by_default_the_gradient_is_chosen(files):
     grads, state = made.start.params, made.start.algorithm.optimizer
     for _ in range(21):
         updates, state = made.options.optimizer.update(grads, state)
-    assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(updates)) < 1e-12, "ten steps may only learn"
+    assert max(float(jnp.max(jnp.abs(leaf))) for leaf in jax.tree.leaves(updates)) < 1e-12, (
+        "ten warm-up steps may only learn weights"
+    )
     exact = FitSettings(model=f"{files.models}:ready").plan(checkpoint=quell.Checkpoint(files.out))
     assert exact.choice is not None
     assert exact.choice.exact
@@ -163,49 +174,39 @@ def test_by_default_the_gradient_is_chosen(files):
 
 @pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
-    "words", [(), pytest.param(("--batch-size", 2), marks=pytest.mark.slow)], ids=["exact", "trials"]
+    "words", [(), pytest.param(("--batch-size", 2), marks=pytest.mark.slow)], ids=["exact", "minibatches"]
 )
-def test_the_choice_is_told(words, files, monkeypatch):
-    monkeypatch.setattr(driver, "FIRST_RETUNED", 20)
-    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
+def test_the_choice_is_told(words, files):
     result = _fit(files, *words, variates="auto", family="fullrank")
     assert result.exit_code == 0, result.output
     chosen = json.loads((files.out / "result.json").read_text())["chosen"]
     assert chosen in _printed(result)
-    assert ("time to converge" in result.output) == bool(words)
     assert _run("report", files.out).exit_code == 0
     assert json.loads((files.out / "result.json").read_text())["chosen"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
-def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(files, monkeypatch, tmp_path):
+def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(files, tmp_path):
+    options = ("--learning-rate", 0.01, "--checkpoint-every", 1000)
     whole = SimpleNamespace(models=files.models, data=files.data, out=tmp_path / "whole")
-    assert _fit(whole, steps=200).exit_code == 0
-    run_chunk, done = loop.run_chunk, []
-
-    def interrupted(*args):
-        if len(done) == 3:
-            raise KeyboardInterrupt
-        done.append(None)
-        return run_chunk(*args)
-
-    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "run_chunk", interrupted)
-    stopped = _fit(files, "--checkpoint-every", 10, steps=200)
-    assert stopped.exit_code == 130
-    line = stopped.stderr.strip().splitlines()[-1]
-    assert re.match(r"Interrupted after 30 of 200 steps\. To go on: quell fit ", line), line
+    assert _fit(whole, *options, steps=30_000).exit_code == 0
+    command = [sys.executable, "-m", "quell", *_fit_words(files, *options, steps=30_000)]
+    job = subprocess.Popen(command, env=os.environ | {"JAX_ENABLE_X64": "1"}, stderr=subprocess.PIPE, text=True)
+    while not (files.out / "checkpoint.quell").exists():
+        assert job.poll() is None
+        time.sleep(0.01)
+    job.send_signal(signal.SIGINT)
+    line = job.communicate(timeout=60)[1].strip().splitlines()[-1]
+    assert job.returncode == 130
+    assert re.match(r"Interrupted after \d+ of 30000 steps\. To resume: quell fit ", line), line
     assert not (files.out / "result.json").exists()
-    monkeypatch.setattr(loop, "run_chunk", run_chunk)
     shown = _run("report", files.out)
     assert shown.exit_code == 0
     assert json.loads((files.out / "result.json").read_text())["status"] == "interrupted"
-    words = line.partition("quell ")[2].split()
-    resumed = _run(*words)
+    resumed = _run(*line.partition("quell ")[2].split())
     assert resumed.exit_code == 0, resumed.output
-    one, two = (
-        quell.fitting.checkpoint_file.read_contents(at.out / "checkpoint.quell").arrays for at in (whole, files)
-    )
+    one, two = (read_contents(at.out / "checkpoint.quell").arrays for at in (whole, files))
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
 
 
@@ -263,15 +264,15 @@ def test_data_are_read_by_name(tmp_path):
 
 
 BAD_CSV = {
-    "x,y\n1,2\n3,\n": r"The column 'y' of .* has an empty cell in row 2\. Finite numbers were needed\. Drop or fill",
-    "x,y\n1,2\n3,nan\n": r"The column 'y' of .* has nan in row 2\. Finite numbers were needed\.",
-    "x,y\n1,2\n3,-inf\n": r"The column 'y' of .* has -inf in row 2\.",
-    "x,y\n1,2\nred,4\n": r"The column 'x' of .* has 'red' in row 2\. Numbers were needed\. Turn categories into",
-    "x,y\n1,2\n3\n": r"Row 2 of .* has 1 cells for 2 columns\. As many were needed\.",
-    "x,x\n1,2\n": r"has the header \['x', 'x'\] and 1 rows\. A first line with a different name for each column",
-    "x,\n1,2\n": r"has the header \['x', ''\] and 1 rows\.",
-    "x,y\n": r"has the header \['x', 'y'\] and 0 rows\.",
-    "": r"has the header \[\] and 0 rows\.",
+    "x,y\n1,2\n3,\n": r"The column 'y' of .* got an empty cell in row 2; drop or impute",
+    "x,y\n1,2\n3,nan\n": r"The column 'y' of .* got nan in row 2",
+    "x,y\n1,2\n3,-inf\n": r"The column 'y' of .* got -inf in row 2",
+    "x,y\n1,2\nred,4\n": r"The column 'x' of .* got 'red' in row 2; encode categories",
+    "x,y\n1,2\n3\n": r"Row 2 of .* must have 2 cells, got 1",
+    "x,x\n1,2\n": r"got the header \['x', 'x'\] and 1 rows\.",
+    "x,\n1,2\n": r"got the header \['x', ''\] and 1 rows\.",
+    "x,y\n": r"got the header \['x', 'y'\] and 0 rows\.",
+    "": r"got the header \[\] and 0 rows\.",
 }
 
 
@@ -284,9 +285,9 @@ def test_a_bad_csv_is_refused_with_the_place(text, tmp_path):
 
 
 BAD_NPZ = {
-    "missing": ({"x": np.array([[1.0, 2.0], [3.0, np.nan]])}, r"The array 'x' of .* has nan at \[1, 1\]\. Finite"),
-    "texts": ({"x": np.array(["a", "b"])}, r"The array 'x' of .* has dtype <U1\. Numbers were needed\."),
-    "objects": ({"x": np.array([None, 1])}, r"could not be read \(.*pickle.*An archive of plain arrays was needed"),
+    "missing": ({"x": np.array([[1.0, 2.0], [3.0, np.nan]])}, r"The array 'x' of .* got nan at \[1, 1\]"),
+    "texts": ({"x": np.array(["a", "b"])}, r"The array 'x' of .* got dtype <U1"),
+    "objects": ({"x": np.array([None, 1])}, r"must be an archive of plain arrays \(.*pickle"),
 }
 
 
@@ -299,36 +300,36 @@ def test_a_bad_npz_is_refused_with_the_place(what, tmp_path):
 
 
 def test_an_unknown_data_file_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'.*none\.csv' was not found\. An `\.npz` of arrays, or a `\.csv`"):
+    with pytest.raises(ValueError, match=r"`--data` .* got '.*none\.csv', which does not exist"):
         read_data(tmp_path / "none.csv")
     (tmp_path / "data.txt").write_text("x")
-    with pytest.raises(ValueError, match=r"'.*data\.txt' is of a kind that is not known\."):
+    with pytest.raises(ValueError, match=r"`--data` .* got '.*data\.txt', a \.txt file"):
         read_data(tmp_path / "data.txt")
     (tmp_path / "data.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"data\.npz could not be read"):
+    with pytest.raises(ValueError, match=r"data\.npz must be an archive"):
         read_data(tmp_path / "data.npz")
 
 
 # Bad input on the command line
 
 BAD = {
-    "fit nowhere.py --out {out}": r"The file '.*nowhere\.py' was not found\. A Python file was needed\.",
-    "fit {models}:other --out {out}": r"has no model named 'other'\. It has ready\. Write for example",
-    "fit {models}:number --out {out}": r"has no model named 'number'\. It has ready\.",
-    "fit {models} --data {data} --out {out}": r"Data were given for 'ready' .* a model that holds its own\.",
-    "fit {models}:nothing --data {data} --out {out}": r"nothing in .* returned None\. A model of quell was needed\.",
-    "fit {models}:broken --data {data} --out {out}": r"broken in .* could not be called \(KeyError: 'z'\)\.",
-    "fit {models}:line --out {out}": r"has no model named 'line'\. It has ready\.",
-    "fit {models}:ready --family full --out {out}": r"The family 'full' is not known\. .* Did you mean 'fullrank'",
-    "fit {models}:ready --steps 0 --out {out}": r"`steps` was given as 0\. An integer of at least 1 was needed\.",
-    "fit {models}:ready --learning-rate -1 --out {out}": r"`learning_rate` was given as -1\.0\. A positive, finite",
-    "fit {models}:ready --batch-size 9 --out {out}": r"`batch_size` was given as 9 for 3 data\. At most 3 was needed\.",
-    "fit {models}:ready --variates S8 --out {out}": r"The ensemble 'S8' is not known\. One of auto, default, none, S4",
-    "fit {models}:ready --checkpoint-every 0 --out {out}": r"`every_steps` was given as 0\.",
-    "fit {two} --out {out}": r"was given without a name, and it has a, b\. One model, .* was needed\.",
-    "fit {wrong}:other --data {data} --out {out}": r"other\(a, b\) in .* was given the arrays x, y\. A function",
-    "fit {wrong}:model --out {out}": r"cannot be fitted \(TypeError: .*Call `quell\.check_model\(model\)`",
-    "report {out}": r"holds no fit that can be read \(settings\.json: .*A folder that `quell fit` wrote was needed",
+    "fit nowhere.py --out {out}": r"got '.*nowhere\.py'",
+    "fit {models}:other --out {out}": r"must be one of .* \(ready\), got 'other'",
+    "fit {models}:number --out {out}": r"must be one of .* \(ready\), got 'number'",
+    "fit {models} --data {data} --out {out}": r"`--data` needs a function of the data, got 'ready'",
+    "fit {models}:nothing --data {data} --out {out}": r"nothing in .* must return a quell model, got None",
+    "fit {models}:broken --data {data} --out {out}": r"broken in .* cannot be called .*\(KeyError: 'z'\)",
+    "fit {models}:line --out {out}": r"must be one of .* \(ready\), got 'line'",
+    "fit {models}:ready --family full --out {out}": r"family must be one of .*, got 'full'\. Did you mean 'fullrank'",
+    "fit {models}:ready --steps 0 --out {out}": r"`steps` must be an integer of at least 1, got 0",
+    "fit {models}:ready --learning-rate -1 --out {out}": r"`learning_rate` must be positive and finite, got -1\.0",
+    "fit {models}:ready --batch-size 9 --out {out}": r"`batch_size` .*9",
+    "fit {models}:ready --variates S8 --out {out}": r"must be one of auto, default, none, S4.* got 'S8'",
+    "fit {models}:ready --checkpoint-every 0 --out {out}": r"`every_steps` .*0",
+    "fit {two} --out {out}": r"must have one model or one function, got .* with a, b;",
+    "fit {wrong}:other --data {data} --out {out}": r"other\(a, b\) in .* got x, y;",
+    "fit {wrong}:model --out {out}": r"cannot be evaluated \(TypeError: .*`quell\.check_model\(model\)`",
+    "report {out}": r"must be one that `quell fit` wrote, got .*\(settings\.json: ",
 }
 WRONG = """
 import jax.numpy as jnp
@@ -342,8 +343,7 @@ def other(a, b):
 
 
 @pytest.mark.parametrize("words", BAD)
-def test_bad_input_is_refused_before_anything_is_written(words, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "run_chunk", pytest.fail)
+def test_bad_input_is_refused_before_anything_is_written(words, files, tmp_path):
     two, wrong = tmp_path / "two.py", tmp_path / "wrong.py"
     two.write_text("def a(data):\n    pass\n\ndef b(data):\n    pass\n")
     wrong.write_text(WRONG)
@@ -360,19 +360,19 @@ def test_a_folder_with_a_fit_is_not_overwritten(files):
     before = {path.name: path.read_bytes() for path in files.out.iterdir()}
     refused = _fit(files)
     assert refused.exit_code == 2
-    assert re.search(r"holds a fit already\. A new folder, .* Type the same with `--resume`", _printed(refused))
+    assert re.search(r"already has a fit; pass `--resume`", _printed(refused))
     other = _fit(files, "--resume", "--seed", 3, steps=80)
     assert other.exit_code == 2
-    assert re.search(r"other settings: --steps \(60 there\), --seed \(0 there\)\. The same were", _printed(other))
+    assert re.search(r"got other values of --steps \(60 before\), --seed \(0 before\)", _printed(other))
     files.data.write_text(ROWS.replace("0.4", "0.7"))
     for changed in (_fit(files, "--resume"), _run("report", files.out)):
         assert changed.exit_code == 2
-        assert re.search(r"was written by another fit: it differs in data, \.targets", _printed(changed))
+        assert "targets" in _printed(changed)
     assert {path.name: path.read_bytes() for path in files.out.iterdir()} == before
     (files.out / "checkpoint.quell").unlink()
     gone = _run("report", files.out)
     assert gone.exit_code == 2
-    assert re.search(r"The checkpoint .* was not found\.", _printed(gone))
+    assert "checkpoint.quell" in _printed(gone).replace(" ", "")
 
 
 @pytest.mark.usefixtures("no_report")
@@ -385,4 +385,4 @@ def test_a_folder_that_cannot_be_made_is_refused(files, tmp_path):
     (tmp_path / "file").write_text("")
     result = _fit(files, out=tmp_path / "file" / "out")
     assert result.exit_code == 2
-    assert re.search(r"`--out` was given as .* where nothing can be written .*A folder was needed", _printed(result))
+    assert re.search(r"`--out` must be a writable folder, got ", _printed(result))

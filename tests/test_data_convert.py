@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iterators and Parquet become rows on disk, whole or not at all."""
+"""Iterators and Parquet become rows on disk, completely or not at all."""
 
 import builtins
 
@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import quell
-from quell.data import convert
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -67,17 +66,17 @@ def fails_after_two():
 @pytest.mark.parametrize(
     ("items", "error", "match"),
     [
-        ([], ValueError, "No rows were given, in 0 batches"),
-        ([{"x": np.ones((0, 2))}], ValueError, "No rows were given, in 1 batches"),
-        ([*batches(1), {"x": np.ones((3, 2))}], ValueError, "Batch 1 was given as .* and the first as"),
-        ([*batches(1), {"x": np.ones((3, 4)), "y": np.arange(3)}], ValueError, "Batch 1 was given as"),
-        ([*batches(1), {"x": np.ones((3, 2), "float32"), "y": np.arange(3)}], ValueError, "same dtypes"),
+        ([], ValueError, "none in 0 batches"),
+        ([{"x": np.ones((0, 2))}], ValueError, "none in 1 batches"),
+        ([*batches(1), {"x": np.ones((3, 2))}], ValueError, "Batch 1 must be like the first, .* got"),
+        ([*batches(1), {"x": np.ones((3, 4)), "y": np.arange(3)}], ValueError, "Batch 1 must be like the first"),
+        ([*batches(1), {"x": np.ones((3, 2), "float32"), "y": np.arange(3)}], ValueError, r"got .*float32\[2\]"),
         ([{"x": np.ones((3, 2)), "y": np.arange(4)}], ValueError, "batched=False"),
         ([{"x": np.ones(3), "y": 1}], ValueError, "batched=False"),
         ([{"x": np.array(["a", "b"])}], ValueError, "dtype <U1"),
-        ([{"x": np.ones((2, 0))}], ValueError, "at least one a row"),
-        ([{"a/b": np.ones(2)}], ValueError, "names that can be files"),
-        ([{"x": np.ones((1000, 1000))}], ValueError, "8000000 bytes, and `max_bytes` is 1000000"),
+        ([{"x": np.ones((2, 0))}], ValueError, r"x.npy .* shape \(0,\)"),
+        ([{"a/b": np.ones(2)}], ValueError, "a/b.npy"),
+        ([{"x": np.ones((1000, 1000))}], ValueError, "`max_bytes=1000000`, got 8000000"),
         (fails_after_two(), RuntimeError, "the loader broke"),
     ],
 )
@@ -90,11 +89,11 @@ def test_a_broken_iterator_leaves_nothing(items, error, match, tmp_path):
 @pytest.mark.usefixtures("unchecked")
 def test_folders_and_items_that_cannot_be(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match=r"`folder` .* already exists"):
         quell.rows_from_iterator(batches(), tmp_path / "there")
     with pytest.raises(FileNotFoundError, match="mkdir"):
         quell.rows_from_iterator(batches(), tmp_path / "no" / "rows")
-    with pytest.raises(TypeError, match="yields batches"):
+    with pytest.raises(TypeError, match=r"`items` .* got dict"):
         quell.rows_from_iterator({"x": np.ones(3)}, tmp_path / "rows")
 
 
@@ -133,11 +132,11 @@ def test_columns_of_parquet(tmp_path, max_bytes):
 @pytest.mark.parametrize(
     ("columns", "match"),
     [
-        ({"x": "c"}, "columns c were asked for, .* has a, b, flag"),
-        ({"x": ["a", "word"]}, "column word of .* has the type string"),
-        ({"x": "holes"}, "column holes of .* has 1 nulls"),
-        ({"x": []}, "At least one column"),
-        ({}, "At least one column"),
+        ({"x": "c"}, r"`columns` .*\(a, b, flag, .* got c"),
+        ({"x": ["a", "word"]}, "column word of .* got string"),
+        ({"x": "holes"}, "column holes of .* got 1 in"),
+        ({"x": []}, r"`columns` .* got \{'x': \[\]\}"),
+        ({}, r"`columns` .* got \{\}"),
     ],
 )
 def test_columns_that_cannot_be_rows(columns, match, tmp_path):
@@ -156,13 +155,13 @@ def test_corrupt_parquet(tmp_path):
     pages[len(whole) // 3 : len(whole) // 3 + 400] = b"\xff" * 400
     for bad in (b"", whole[: len(whole) // 2], b"no parquet at all, but some words", bytes(pages)):
         path.write_bytes(bad)
-        with pytest.raises(ValueError, match="cannot be read as Parquet"):
+        with pytest.raises(ValueError, match=r"t.parquet must be a complete Parquet file"):
             quell.rows_from_parquet(path, {"x": ["a", "b"], "v": "vector"}, tmp_path / "rows")
         assert [left.name for left in tmp_path.iterdir()] == ["t.parquet"]
-    with pytest.raises(FileNotFoundError, match="that is there was needed"):
+    with pytest.raises(FileNotFoundError, match=r"no\.parquet"):
         quell.rows_from_parquet(tmp_path / "no.parquet", COLUMNS, tmp_path / "rows")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"ends in \.parquet"):
+    with pytest.raises(FileNotFoundError, match=r"got .*empty"):
         quell.rows_from_parquet(tmp_path / "empty", COLUMNS, tmp_path / "rows")
 
 
@@ -175,7 +174,7 @@ def test_one_bit_of_a_checked_page(tmp_path, compression):
     flipped = bytearray(path.read_bytes())
     flipped[len(flipped) // 2] ^= 1
     path.write_bytes(flipped)
-    with pytest.raises(ValueError, match="cannot be read as Parquet"):
+    with pytest.raises(ValueError, match=r"t.parquet must be a complete Parquet file"):
         quell.rows_from_parquet(path, {"x": "a"}, tmp_path / "rows")
 
 
@@ -183,10 +182,8 @@ def test_rows_that_are_far_shorter_in_the_file_than_in_memory(tmp_path):
     hot = np.eye(1000)[np.arange(3000) % 1000]
     path = tmp_path / "t.parquet"
     parquet.write_table(pyarrow.table({"hot": pyarrow.FixedSizeListArray.from_arrays(hot.ravel(), 1000)}), path)
-    sizes = [len(batch["x"]) for batch in convert._batches([path], {"x": "hot"}, 2**20)]
-    assert sum(sizes) == 3000
-    assert max(sizes) * 1000 * 8 <= 2**20
-    quell.rows_from_parquet(path, {"x": "hot"}, tmp_path / "rows", max_bytes=2**20)
+    assert path.stat().st_size * 20 < hot.nbytes
+    quell.rows_from_parquet(path, {"x": "hot"}, tmp_path / "rows", max_bytes=2**20)  # a larger batch would be refused
     assert np.array_equal(np.load(tmp_path / "rows" / "x.npy"), hot)
 
 

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 import quell
 from quell.cli.app import app
+from quell.core.program import equations
 from quell.evaluation import Evaluation
 from quell.families import coordinate_blocks
-from quell.variates.memory import largest_affordable, shapes_of
+from quell.variates.memory import largest_affordable
 from tolerances import EXACT
 
 DIM, ROWS, RANK, REPLICATES = 100_000, 4, 7, 5
@@ -55,13 +56,15 @@ def quadratic_variates():
 
 
 def largest(gradient):
-    """Numbers in the largest array of a step, found without running it."""
+    """Number of entries of the largest array of a step, found without running it."""
 
     def step(key):
         params = gradient.problem.family.init(dtype=jnp.float32)
         return gradient.update(key, params, gradient.init(params))
 
-    return max(math.prod(shape) for shape in shapes_of(jax.make_jaxpr(step)(jax.random.key(0)).jaxpr))
+    program = jax.make_jaxpr(step)(jax.random.key(0)).jaxpr
+    made = (var.aval for equation in equations(program) for var in equation.outvars)
+    return max(math.prod(aval.shape) for aval in made if hasattr(aval, "shape"))
 
 
 STEPS = {
@@ -76,7 +79,7 @@ STEPS = {
 
 @pytest.mark.parametrize("shared", [False, True], ids=["all data", "one minibatch"])
 @pytest.mark.parametrize("name", STEPS)
-def test_a_step_makes_no_array_larger_than_a_vector_a_replicate(name, shared, monkeypatch):
+def test_a_step_makes_no_array_larger_than_a_vector_per_replicate(name, shared, monkeypatch):
     make_model, family, make_variates, rule = STEPS[name]
     monkeypatch.setattr(coordinate_blocks, "NUMBERS_AT_ONCE", DIM)
     sampler = quell.Sampler(REPLICATES, 2, shared=True) if shared else quell.Sampler(REPLICATES)
@@ -149,7 +152,7 @@ def test_a_recipe_that_makes_a_square_matrix_is_refused_before_it_does(name):
     make_model, variate = REFUSED[name]
     problem = quell.Problem(make_model(), quell.MeanField(DIM))
     assert math.prod(variate.largest_array(problem)) >= DIM**2
-    with pytest.raises(ValueError, match=r"makes an array of 100,000 x .*GB.* are affordable; .*AnchoredQuadratic\(\)"):
+    with pytest.raises(ValueError, match=r"100,000 x .*GB.*AnchoredQuadratic\(\)"):
         quell.Gradient(problem, [variate])
     small = quell.Problem(make_model(40), quell.MeanField(40))
     assert variate.refuses(small) is None
@@ -157,7 +160,7 @@ def test_a_recipe_that_makes_a_square_matrix_is_refused_before_it_does(name):
 
 def test_a_base_gradient_that_makes_a_square_matrix_is_refused():
     base = quell.BaseGradient(quell.BonnetPrice(), CLOSED, CLOSED)
-    with pytest.raises(ValueError, match=r"the base gradient was given .* makes an array of 100,000 x"):
+    with pytest.raises(ValueError, match=r"base.*100,000 x"):
         quell.Gradient(quell.Problem(counts(), quell.MeanField(DIM)), base=base)
 
 
@@ -192,17 +195,17 @@ def test_the_catalogue_leaves_out_what_is_not_affordable():
     assert affordable < everything
     assert any(name.startswith("taylor-x(data)") for name in gone)
     reasons = {entry.name: entry.reason for entry in found.invalid}
-    assert all("makes an array of 100,000 x 100,000" in reasons[name] for name in gone)
-    with pytest.raises(ValueError, match=r"with 100,000 coordinates\. At most 1,000 .*large=Problem"):
+    assert all("100,000 x 100,000" in reasons[name] for name in gone)
+    with pytest.raises(ValueError, match=r"1,000.*large="):
         quell.catalogue(logistic(), quell.MeanField(DIM))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("logistic --dim 0", r"`dim` was given as 0"),
-        ("logistic --family fullrank --dim 1000000", r"500,001,500,000 parameters .*--family meanfield"),
-        ("model.py:model --dim 10", r"has coordinates of its own\. A built-in model was needed"),
+        ("logistic --dim 0", r"`dim` .* got 0"),
+        ("logistic --family fullrank --dim 1000000", r"got 500,001,500,000 for .*--family meanfield"),
+        ("model.py:model --dim 10", r"`--dim` needs a built-in model, got 10"),
     ],
 )
 def test_the_command_line_refuses_sizes_that_no_family_has(arguments, words):
@@ -219,8 +222,8 @@ def test_a_trust_region_grows_with_the_coordinates(key):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["logistic-auto", pytest.param("low-rank-named", marks=pytest.mark.release)])
-def test_the_benchmark_runs_in_a_few_vectors_a_replicate(case):
-    file = Path(__file__).parent.parent / "benchmarks" / "many_parameters.py"
+def test_the_benchmark_runs_in_a_few_vectors_per_replicate(case):
+    file = Path(__file__).parent.parent / "experiments" / "bench" / "studies" / "many_parameters.py"
     out = subprocess.run([sys.executable, str(file), "--child", case], stdout=subprocess.PIPE, text=True, check=True)
     told = json.loads(out.stdout.strip().splitlines()[-1])
     assert told["dim"] == (10**6 if case == "logistic-auto" else 10**5)

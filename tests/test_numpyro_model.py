@@ -78,7 +78,7 @@ def test_a_minibatch_is_taken_in_the_cheapest_way_that_is_right():
     assert make(SUBSAMPLED).access is Access.INDEXED
     assert make(CENTRED).access is Access.SLICED, "local latents are gathered along"
     assert make(CASES["eight schools"]).access is Access.GATHERED, "the plate's size is written into the model"
-    assert quell.from_numpyro(standardised, x, x).access is Access.GATHERED, "the model looks at all rows"
+    assert quell.from_numpyro(standardised, x, x).access is Access.GATHERED, "the model needs all rows"
 
 
 def test_the_closed_form_of_a_normal_prior_is_found_and_only_then():
@@ -157,7 +157,7 @@ def test_a_scan_is_understood():
 @pytest.mark.parametrize(
     "name", [name if name == "varying intercepts" else pytest.param(name, marks=pytest.mark.release) for name in CASES]
 )
-def test_gradients_are_unbiased_and_quieter_than_numpyros(name):
+def test_gradients_are_unbiased_and_have_lower_variance_than_numpyros(name):
     """Against 100,000 samples of NumPyro's own gradient, coordinate by coordinate."""
     case = CASES[name]
     model = make(case)
@@ -239,22 +239,22 @@ def _two_subsampled():
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (_discrete, "The latent 'k' is discrete"),
-        (_learnable, "has the `param` site 'mean'"),
-        (_observed, "has no latent site"),
-        (_wrong_plate, "'y' is observed with shape \\(10,\\) inside the plate 'rows' of size 9"),
-        (_wrong_index, "could not be run"),
-        (lambda missing: None, "could not be run: TypeError"),
-        (_two_subsampled, "could not be run|are subsampled"),
+        (_discrete, "discrete 'k'"),
+        (_learnable, "`param` site 'mean'"),
+        (_observed, "latent site, got none"),
+        (_wrong_plate, r"'y' inside the plate 'rows' of size 9 .*\(9,\), got \(10,\)"),
+        (_wrong_index, "cannot be run"),
+        (lambda missing: None, "cannot be run with these arguments: TypeError"),
+        (_two_subsampled, "cannot be run|at most one plate"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused_with_a_way_out(model, text):
+def test_what_cannot_be_fitted_is_refused_with_a_remedy(model, text):
     with pytest.raises(quell.ModelError, match=text):
         quell.from_numpyro(model)
 
 
 def test_missing_values_are_refused_by_name():
-    with pytest.raises(quell.ModelError, match=r"site 'y' is -?(nan|inf) at element \(2,\)"):
+    with pytest.raises(quell.ModelError, match=r"site 'y' .*, got -?(nan|inf) at element \(2,\)"):
         quell.from_numpyro(student_t, jnp.ones((4, 2)), y=jnp.array([0.0, 1.0, jnp.nan, 2.0]))
 
 
@@ -263,14 +263,14 @@ def test_a_model_that_reads_its_arrays_in_python_is_told_to_take_numbers():
         with numpyro.plate("groups", int(group.max()) + 1):
             numpyro.sample("z", dist.Normal(0.0, 1.0))
 
-    with pytest.raises(quell.ModelError, match="pass them as arguments of their own"):
+    with pytest.raises(quell.ModelError, match="pass them as arguments"):
         quell.from_numpyro(model, jnp.arange(3))
 
 
 def test_an_unknown_plate_is_refused():
-    with pytest.raises(ValueError, match="The plate 'schol' is not known"):
+    with pytest.raises(ValueError, match="got 'schol'"):
         quell.from_numpyro(CENTRED.model, SIGMA, y=SCHOOLS, plate="schol")
-    with pytest.raises(ValueError, match="no observed site is inside a plate"):
+    with pytest.raises(ValueError, match=r"`plate` .* got 'rows'"):
         quell.from_numpyro(CASES["network"].model, *CASES["network"].args, **CASES["network"].kwargs, plate="rows")
 
 

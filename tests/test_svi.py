@@ -16,7 +16,8 @@ from numpyro.infer.util import potential_energy
 import quell
 from numpyro_models import CASES, LOGISTIC, SUBSAMPLED, Case
 from quell.adapters import SVI, EnsembleELBO
-from quell.adapters import svi as svi_module
+from quell.adapters.numpyro import svi as svi_module
+from quell.adapters.numpyro.trace_ensemble import TraceEnsemble
 from tolerances import EXACT, STANDARD_ERRORS
 
 pytestmark = pytest.mark.slow
@@ -120,7 +121,7 @@ def svi_class(loss):
     return SVI if isinstance(loss, EnsembleELBO) else infer.SVI
 
 
-def test_the_posterior_width_is_right_with_one_sample_a_step():
+def test_the_posterior_width_is_right_with_one_sample_per_step():
     exact = 1 / jnp.sqrt(11.0)
     assert abs(_fitted_sd(EnsembleELBO()) / exact - 1) < 0.01
     assert abs(_fitted_sd(infer.Trace_ELBO()) / exact - 1) > 0.01, "the plain gradient is off by more"
@@ -224,7 +225,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_variates_of_unknown_guides_have_mean_zero_and_make_the_gradient_quieter(name):
+def test_variates_of_unknown_guides_have_mean_zero_and_lower_the_variance(name):
     """By 20,000 particles; with scores alone for the discrete site, whose base gradient is checked by enumeration."""
     case, guide, names = UNKNOWN[name]
     svi, state = start(case, guide)
@@ -282,9 +283,9 @@ def test_a_model_with_parameters_of_its_own_is_fitted_by_its_sites():
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mean, scale), obs=y)
 
-    with pytest.warns(UserWarning, match="has the `param` site 'noise'"):
+    with pytest.warns(UserWarning, match="`param` site 'noise'"):
         svi, state = start(Case(model, (Y,)), autoguide.AutoNormal(model))
-    assert isinstance(svi._ensemble, svi_module.TraceEnsemble)
+    assert isinstance(svi._ensemble, TraceEnsemble)
     after, _ = svi.update(state, Y)
     assert svi.get_params(after)["noise"] != svi.get_params(state)["noise"]
 
@@ -383,14 +384,14 @@ def test_another_loss_is_numpyros():
     plain = infer.SVI(normal_mean, autoguide.AutoNormal(normal_mean), numpyro.optim.Adam(0.1), infer.Trace_ELBO())
     ours, theirs = (one.run(jax.random.key(0), 3, Y, progress_bar=False).losses for one in (svi, plain))
     np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="without an `EnsembleELBO`"):
+    with pytest.raises(ValueError, match="`weights` needs an `EnsembleELBO`"):
         svi.weights(svi.init(jax.random.key(0), Y), Y)
 
 
 def test_what_cannot_be_done_is_refused():
-    with pytest.raises(ValueError, match="no family of quell"):
+    with pytest.raises(ValueError, match=r"`variates` .* got function"):
         start(LOGISTIC, hand_written, loss=EnsembleELBO(variates=quell.paper.variates("S7")))
-    with pytest.raises(TypeError, match="given as `Minimize`"):
+    with pytest.raises(TypeError, match=r"`optim` .* got `Minimize`"):
         start(LOGISTIC, autoguide.AutoNormal(LOGISTIC.model), optimizer=numpyro.optim.Minimize())
-    with pytest.raises(ValueError, match="`num_particles` was given as 0"):
+    with pytest.raises(ValueError, match=r"`num_particles` .* got 0"):
         EnsembleELBO(0)

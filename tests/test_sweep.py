@@ -352,9 +352,9 @@ def test_the_files_hold_the_table(tmp_path):
     assert lines[3].split() == ["c1+c7", "0.01", "-8.50", "-9.00", "-8.00", "0/3", "3.0"]
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-def test_the_picture_has_a_line_a_subset_and_hides_what_is_far_down(ground):
-    (axes,) = RESULT.plot(ground=ground).axes
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_picture_has_a_line_a_subset_and_hides_what_is_far_down(theme):
+    (axes,) = RESULT.plot(theme=theme).axes
     assert [line.get_label() for line in axes.lines] == ["none", "c1+c7"]
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [-11.0, np.nan])
     np.testing.assert_array_equal(axes.lines[1].get_ydata(), [-8.5, -9.5])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.clock import TARGETS
-from quell.diagnostics.looks import PALETTE, on_ground, png_bytes
+from quell.diagnostics.theme import PALETTE, in_theme, png_bytes
 
 _COLUMNS = 3
 _GAPS = (0.03, 3e4)
@@ -22,7 +22,7 @@ def draw_gaps(content: dict[str, Any], path: Path) -> None:
         content: of `bench.json`.
         path: of the PNG.
     """
-    with on_ground("light"):
+    with in_theme("light"):
         path.write_bytes(png_bytes(_figure(content["curves"]), dpi=130))
 
 

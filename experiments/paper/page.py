@@ -13,7 +13,7 @@ from experiments.paper.sweep import Sweep
 from experiments.paper.table1 import Cell
 from experiments.paper.verdicts import FAILS, HOLDS, PAPER_DATASETS, UNDECIDED, Verdict
 from quell.core.atomic import write_atomically
-from quell.diagnostics.looks import STYLE, data_uri
+from quell.diagnostics.theme import STYLE, data_uri
 
 PAPER = "Geffner and Domke, “Using Large Ensembles of Control Variates for Variational Inference”, 2018"
 _CLASSES = {HOLDS: "holds", FAILS: "fails", UNDECIDED: "open"}

@@ -13,7 +13,7 @@ from experiments.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
 from experiments.paper.protocol import V0
 from experiments.paper.sweep import COLUMNS, LEARNING_RATES, SHOWN, Sweep, record_interval
 from experiments.paper.table1 import Cell
-from quell.diagnostics.looks import GROUNDS, on_ground, png_bytes
+from quell.diagnostics.theme import THEMES, in_theme, png_bytes
 
 Content = TypeVar("Content")
 
@@ -38,7 +38,7 @@ def _in_all_variants(draw: Callable[[Content, bool], Any]) -> Callable[[Content,
     def save(content: Content, path: Path) -> None:
         for (shape, ground), file in picture_files(path).items():
             file.parent.mkdir(exist_ok=True)
-            with on_ground(ground):
+            with in_theme(ground):
                 png = png_bytes(draw(content, shape == "tall"), dpi=130 if shape == "wide" else 100)
             file.write_bytes(png)
 
@@ -50,7 +50,7 @@ def picture_files(path: Path) -> dict[tuple[str, str], Path]:
     files = {
         (shape, ground): path.parent / "pictures" / f"{path.stem}-{shape}-{ground}.png"
         for shape in ("wide", "tall")
-        for ground in GROUNDS
+        for ground in THEMES
     }
     return files | {("wide", "light"): path}
 

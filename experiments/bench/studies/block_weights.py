@@ -24,8 +24,7 @@ import step_cost
 
 import quell
 from quell.combine import MomentState
-from quell.diagnostics.covariance import step_covariances
-from quell.diagnostics.noise import variance_with
+from quell.diagnostics.covariance import step_covariances, variance_with
 
 ONE, LEAF, RATE = quell.Rule(), quell.Rule(by_leaf=True), 0.02
 CHEAP = ["c1", "c2", "c5", "c7"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in, losses out: what connects quell with NumPyro, which is imported when one of these names is used."""
+"""Other libraries: NumPyro models in, losses for NumPyro's SVI out, results for ArviZ; imported when used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ __all__ = ["SVI", "EnsembleELBO", "NumPyroModel", "from_numpyro"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what was asked for."""
+    """Import a name from its module, and NumPyro with it."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quell.adapters' has no attribute {name!r}")
     try:
@@ -30,8 +30,7 @@ def __getattr__(name: str) -> Any:
         if (error.name or "").partition(".")[0] != "numpyro":
             raise
         raise ModuleNotFoundError(
-            f"`quell.adapters.{name}` was asked for, and NumPyro is not installed. The extra `numpyro` was needed. "
-            "Type `pip install 'quell[numpyro]'`."
+            f"`quell.adapters.{name}` needs NumPyro; try `pip install 'quell[numpyro]'`."
         ) from error
 
 

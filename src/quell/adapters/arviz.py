@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fit for ArviZ: the only file that imports it."""
+"""Results for ArviZ."""
 
 import importlib.metadata
 import warnings
@@ -11,27 +11,27 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_key
 from quell.core.version import VERSION
-from quell.diagnostics.blocks import named_leaves
 from quell.diagnostics.densities import log_likelihoods, score_sample
 from quell.diagnostics.khat import khat_of
 from quell.diagnostics.pareto import LEAST
+from quell.diagnostics.summary import named_leaves
 from quell.fit.history import History
 from quell.fit.result import FitResult
 from quell.gradient import Gradient
 from quell.models import AbstractModel
 
 AFFORDABLE = 10_000_000
-"""Log-likelihoods, samples times data, that are stored without being asked for."""
+"""Number of log-likelihoods, samples times data, that are stored by default."""
 
 
 def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood: bool | None = None) -> Any:
-    """Groups of ArviZ from the samples and the history of a fit; see `FitResult.to_arviz`.
+    """ArviZ groups with the samples and the history of a fit; see `FitResult.to_arviz`.
 
     Args:
         result: of a fit.
         key: for the samples.
-        num: samples, at least 25.
-        log_likelihood: whether to store that of each datum; `None` where it is affordable.
+        num: number of samples, at least 25.
+        log_likelihood: whether to store that of each datum; `None` if it is small enough.
 
     Returns:
         An `InferenceData` of ArviZ before 1.0, a `DataTree` of xarray from then on.
@@ -65,7 +65,7 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
 
 
 def _posterior(model: AbstractModel, latents: Float[Array, "sample latent"]) -> dict[str, Any]:
-    """Constrained values by name; a slash would mean a folder in a file."""
+    """Constrained values by name; a slash, which means a group in a file, is replaced."""
     leaves = named_leaves(jax.vmap(model.constrain)(latents))
     plain = [name.replace("/", ".") for name in leaves]
     names = plain if len(set(plain)) == len(plain) else [name.replace("/", "__") for name in leaves]
@@ -98,7 +98,7 @@ def _fit(history: History, gradient: Gradient) -> Any:
 
 
 def _has_data_tree() -> bool:
-    """From its first version on, ArviZ works on xarray's own tree."""
+    """From version 1.0 on, ArviZ works on xarray's own tree."""
     return int(importlib.metadata.version("arviz").split(".")[0]) >= 1
 
 
@@ -108,8 +108,5 @@ def _arviz() -> Any:
             warnings.simplefilter("ignore", FutureWarning)  # 0.23 announces 1.0 at each import
             import arviz
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "`to_arviz` was called, and ArviZ is not installed. The extra `arviz` was needed. "
-            "Type `pip install 'quell[arviz]'`."
-        ) from error
+        raise ModuleNotFoundError("`to_arviz` needs ArviZ; try `pip install 'quell[arviz]'`.") from error
     return arviz

@@ -3,14 +3,11 @@
 
 
 def main() -> None:
-    """Run the command line, or say what to install."""
+    """Run the command line, or name the extra to install."""
     try:
         from quell.cli.app import app
     except ModuleNotFoundError as error:
         if error.name not in {"typer", "rich"}:
             raise
-        raise SystemExit(
-            f"The quell command was started without {error.name}. The extra `cli` was needed. "
-            "Type: pip install 'quell[cli]'"
-        ) from None
+        raise SystemExit(f"The quell command needs {error.name}; try: pip install 'quell[cli]'") from None
     app()

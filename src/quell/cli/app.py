@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line's root."""
+"""The root of the command line."""
 
 import typer
 
@@ -10,7 +10,7 @@ from quell.cli.sweep import sweep
 from quell.cli.variates import variates
 
 app = typer.Typer(
-    help="Quiet gradients for variational inference.", no_args_is_help=True, pretty_exceptions_enable=False
+    help="Variational inference with control variates.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 app.command()(fit)
 app.command()(report)
@@ -20,7 +20,7 @@ app.command()(variates)
 
 @app.callback()
 def root() -> None:
-    """Quiet gradients for variational inference."""
+    """Variational inference with control variates."""
 
 
 @app.command()

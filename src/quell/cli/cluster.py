@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command meets the other processes of its job."""
+"""Options and set-up for several processes that share one job."""
 
 import contextlib
 import re
@@ -15,18 +15,18 @@ from quell.core.processes import ProcessLost
 
 Coordinator = Annotated[
     str | None,
-    typer.Option(help="HOST:PORT where the first of several processes listens, or auto on a cluster that JAX knows."),
+    typer.Option(help="HOST:PORT of the first of several processes, or auto on a cluster that JAX supports."),
 ]
-NumProcesses = Annotated[int | None, typer.Option(help="How many processes there are, with --coordinator HOST:PORT.")]
-ProcessId = Annotated[int | None, typer.Option(help="The number of this one, from 0, with --coordinator HOST:PORT.")]
+NumProcesses = Annotated[int | None, typer.Option(help="Number of processes, with --coordinator HOST:PORT.")]
+ProcessId = Annotated[int | None, typer.Option(help="Index of this process, from 0, with --coordinator HOST:PORT.")]
 
 HEARTBEAT_SECONDS = 20
-"""A process that is silent for so long is taken for dead."""
+"""A process without a heartbeat for so long is taken for dead."""
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Say in words that another process was lost."""
+    """Print one line instead of a traceback if another process was lost."""
     try:
         yield
     except ProcessLost as error:
@@ -35,28 +35,25 @@ def together() -> Iterator[None]:
 
 
 def join(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Meet the other processes; alone where no coordinator is named.
+    """Connect to the other processes; without a coordinator there are none.
 
     Args:
         coordinator: `HOST:PORT`, or `auto`.
-        num_processes: how many, with an address.
-        process_id: which of them this is.
+        num_processes: with an address.
+        process_id: of this process, with an address.
     """
     is_named = coordinator is not None and coordinator != "auto"
     if is_named != (num_processes is not None) or is_named != (process_id is not None):
         raise ValueError(
-            f"`--coordinator` was given as {coordinator}, `--num-processes` as {num_processes} and `--process-id` as "
-            f"{process_id}. All three, `--coordinator auto` alone, or none of them were needed. "
-            "Type for example `--coordinator localhost:7777 --num-processes 2 --process-id 0`."
+            "`--coordinator HOST:PORT`, `--num-processes` and `--process-id` must be given together, and "
+            f"`--coordinator auto` alone, got {coordinator}, {num_processes} and {process_id}; try "
+            "`--coordinator localhost:7777 --num-processes 2 --process-id 0`."
         )
     if coordinator is None:
         return
     if is_named and not re.fullmatch(r".+:\d+", coordinator):
-        raise ValueError(
-            f"`--coordinator` was given as {coordinator}. A host and a port were needed. "
-            "Type for example `--coordinator localhost:7777`."
-        )
-    jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
+        raise ValueError(f"`--coordinator` must be HOST:PORT, got {coordinator}; try `--coordinator localhost:7777`.")
+    jax.config.update("jax_enable_preemption_service", False)  # it would catch SIGTERM
     try:
         jax.distributed.initialize(
             coordinator if is_named else None,
@@ -68,7 +65,6 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"`--coordinator` was given as {coordinator}, and the processes did not meet ({first}). An address that "
-            "all of them reach, or a cluster that JAX knows, was needed. Start all of them within five minutes, each "
-            "with a `--process-id` of its own."
+            f"`--coordinator` must be an address that all processes reach, or a cluster that JAX supports, got "
+            f"{coordinator} ({first}); start all processes within five minutes, each with its own `--process-id`."
         ) from None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays by name from a file of the user's: `.npz`, or `.csv` with a header."""
+"""Named arrays from a data file: `.npz`, or `.csv` with a header."""
 
 import csv
 import glob
@@ -10,41 +10,41 @@ import numpy as np
 
 
 def read_data(path: Path) -> dict[str, np.ndarray]:
-    """Read a data file; whatever is missing or not a number is an error that names its place.
+    """Read a data file; an entry that is missing or not a number is an error with its position.
 
     Args:
         path: an `.npz` archive of arrays, or a `.csv` whose first line names its columns.
     """
     readers = {".npz": _read_npz, ".csv": _read_csv}
     if path.suffix not in readers or not path.is_file():
-        problem = "was not found" if path.suffix in readers else "is of a kind that is not known"
+        problem = "which does not exist" if path.suffix in readers else f"a {path.suffix or 'nameless'} file"
         raise ValueError(
-            f"The data file {str(path)!r} {problem}. An `.npz` of arrays, or a `.csv` with a header, was needed. "
-            "Write one with `numpy.savez('data.npz', x=x, y=y)`."
+            f"`--data` must be an `.npz` of arrays or a `.csv` with a header, got {str(path)!r}, {problem}; try "
+            "`numpy.savez('data.npz', x=x, y=y)`."
         )
     return readers[path.suffix](path)
 
 
 def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndarray]:
-    """Read one of several equal shares of the files that a pattern finds, joined in the order of their names.
+    """Read one of several equal shares of the files that match a pattern, concatenated in the order of their names.
 
     Args:
-        pattern: of a path, such as `rows-*.npz`; the path of one file where there is one share.
-        part: which share.
-        num_parts: how many there are.
+        pattern: such as `rows-*.npz`; may be the path of one file if there is one share.
+        part: index of the share.
+        num_parts: number of shares.
     """
     if not glob.has_magic(str(pattern)):
         if num_parts > 1:
             raise ValueError(
-                f"`--data` was given as {str(pattern)!r} for {num_parts} processes. A pattern of files was needed, of "
-                "which each process reads its own. Type for example `--data 'rows-*.npz'`."
+                f"`--data` must be a pattern of files for {num_parts} processes, got {str(pattern)!r}; try "
+                "`--data 'rows-*.npz'`."
             )
         return read_data(pattern)
     files = sorted(map(Path, glob.glob(str(pattern))))
     if not files or len(files) % num_parts:
         raise ValueError(
-            f"`--data` was given as {str(pattern)!r}, which finds {len(files)} files for {num_parts} processes. As "
-            "many for each were needed. Write the rows to a multiple of that many files, all of one length."
+            f"The number of files that `--data` matches must be a multiple of the {num_parts} processes, got "
+            f"{len(files)} for {str(pattern)!r}."
         )
     share = len(files) // num_parts
     own = files[part * share : (part + 1) * share]
@@ -52,8 +52,8 @@ def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndar
     names = {tuple(sorted(found)) for found in parts}
     if len(names) > 1:
         raise ValueError(
-            f"The files of {str(pattern)!r} hold arrays of different names: {' and '.join(map(str, sorted(names)))}. "
-            "The same in all of them were needed."
+            f"All files of `--data` must hold arrays of the same names, got {' and '.join(map(str, sorted(names)))} in "
+            f"{str(pattern)!r}."
         )
     return {
         name: _joined(name, {file: found[name] for file, found in zip(own, parts, strict=True)}) for name in parts[0]
@@ -61,14 +61,14 @@ def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndar
 
 
 def _joined(name: str, by_file: dict[Path, np.ndarray]) -> np.ndarray:
-    """The rows of one array in the order of the files."""
+    """The rows of one array, in the order of the files."""
     arrays = {file: np.atleast_1d(array) for file, array in by_file.items()}
     first = next(iter(arrays))
     for file, array in arrays.items():
         if array.shape[1:] != arrays[first].shape[1:]:
             raise ValueError(
-                f"The array {name!r} has rows of shape {array.shape[1:]} in {file} and of {arrays[first].shape[1:]} in "
-                f"{first}. The same in all files were needed. Write those files again."
+                f"The array {name!r} must have rows of one shape in all files, got {array.shape[1:]} in {file} and "
+                f"{arrays[first].shape[1:]} in {first}."
             )
     return np.concatenate(list(arrays.values()))
 
@@ -77,16 +77,15 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:  # a damaged archive raises anything
+    except Exception as error:  # a damaged archive may raise anything
         raise ValueError(
-            f"{path} could not be read ({error}). An archive of plain arrays was needed. "
-            "Write it with `numpy.savez('data.npz', x=x, y=y)`."
+            f"{path} must be an archive of plain arrays ({error}); try `numpy.savez('data.npz', x=x, y=y)`."
         ) from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
             raise ValueError(
-                f"The array {name!r} of {path} has dtype {array.dtype}. Numbers were needed. "
-                "Turn categories into numbers first, for example with `numpy.unique(values, return_inverse=True)`."
+                f"The array {name!r} of {path} must hold numbers, got dtype {array.dtype}; encode categories first, "
+                "for example with `numpy.unique(values, return_inverse=True)`."
             )
         bad = ~np.isfinite(array)
         if bad.any():
@@ -102,21 +101,21 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     rows = [row for row in rows if row]
     if not rows or not all(header) or len(set(header)) < len(header):
         raise ValueError(
-            f"{path} has the header {header} and {len(rows)} rows. A first line with a different name for each column, "
-            "and rows below it, were needed. Write for example `x,y` as its first line."
+            f"{path} must begin with a line of distinct column names, followed by rows, got the header {header} and "
+            f"{len(rows)} rows."
         )
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise ValueError(
-                f"Row {number} of {path} has {len(row)} cells for {len(header)} columns. As many were needed. "
-                "Put quotes around cells that hold a comma."
+                f"Row {number} of {path} must have {len(header)} cells, got {len(row)}; put quotes around cells with a "
+                "comma."
             )
     columns = zip(*rows, strict=True)
     return {name: _numbers(path, name, column) for name, column in zip(header, columns, strict=True)}
 
 
 def _numbers(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
-    """A column as whole numbers where all cells are, else as floating point."""
+    """A column of integers if all cells are, else of floating point."""
     for kind in (np.int64, np.float64):
         try:
             values = np.array(cells, dtype=kind)
@@ -130,15 +129,13 @@ def _numbers(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
     if not cell.strip():
         raise _missing(path, f"column {name!r}", f"in row {row}", "an empty cell")
     raise ValueError(
-        f"The column {name!r} of {path} has {cell!r} in row {row}. Numbers were needed. "
-        "Turn categories into numbers first, one number for each."
+        f"The column {name!r} of {path} must hold numbers, got {cell!r} in row {row}; encode categories first."
     )
 
 
 def _missing(path: Path, what: str, where: str, value: str) -> ValueError:
     return ValueError(
-        f"The {what} of {path} has {value} {where}. Finite numbers were needed. "
-        "Drop or fill in the rows with missing values first."
+        f"The {what} of {path} must be finite, got {value} {where}; drop or impute rows with missing values first."
     )
 
 

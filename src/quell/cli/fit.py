@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quell fit`: a model from a file, data from a file, and a folder with what came out."""
+"""`quell fit`: a model from a file, data from a file, and a folder with the results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,39 +22,39 @@ from quell.fit.status import Status
 
 
 def fit(
-    model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py where it holds one model.")],
+    model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py if it has one model.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint, the draws and the report.")],
     data: Annotated[
         Path | None,
         typer.Option(
             help="Arrays for a MODEL that is a function: .npz, or .csv with a header. A pattern such as 'rows-*.npz' "
-            "joins files; of several processes each reads its own."
+            "concatenates files; each of several processes reads its share."
         ),
     ] = None,
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
-    steps: Annotated[int, typer.Option(help="How many to take at most.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Largest number of steps.")] = 2000,
     seed: Seed = 0,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Adam's, at the start, to fall to zero; natural gradients without it.")
+        float | None, typer.Option(help="Initial rate of Adam with cosine decay; default: natural gradients.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Data in a minibatch; by default all, or 100 where there are many.")
+        int | None, typer.Option(help="Data per minibatch; default: all, or 100 if there are many.")
     ] = None,
     variates: Annotated[
-        str, typer.Option(help="auto (by measurement), default, none, S4 to S7, or some of c1 to c7.")
+        str, typer.Option(help="auto (chosen during the fit), default, none, S4 to S7, or some of c1 to c7.")
     ] = "auto",
     checkpoint_every: Annotated[
-        int | None, typer.Option(help="Steps between two checkpoints; a minute by default.")
+        int | None, typer.Option(help="Steps between checkpoints; default: one per minute.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the fit in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the fit in the folder.")] = False,
     all_devices: Annotated[
-        bool, typer.Option("--all-devices", help="Spread data and work over all devices, of all processes.")
+        bool, typer.Option("--all-devices", help="Shard data and work over all devices of all processes.")
     ] = False,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
 ) -> None:
-    """Fit a model: MODEL is a quell model, a function of the data that makes one, or a NumPyro model."""
+    """Fit a model: MODEL is a quell model, a function of the data that returns one, or a NumPyro model."""
     folder = FitFolder(out)
     with bad_parameters(), together():
         settings = FitSettings(
@@ -70,7 +70,7 @@ def fit(
         join(coordinator, num_processes, process_id)
         mesh = checked_mesh("all") if all_devices or jax.process_count() > 1 else None
         with in_use(mesh):
-            first_does(lambda: _check_folder(folder, settings, resume=resume))
+            first_does(lambda: folder.check(settings, resume=resume))
         checkpoint = quell.Checkpoint(folder.checkpoint, every_steps=checkpoint_every, resume=resume)
         plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
         with in_use(mesh):
@@ -78,7 +78,9 @@ def fit(
         result = run_plan(plan)[0]
     if result.status is Status.INTERRUPTED:
         same = ", with the same options for devices" if all_devices else ""
-        text = f"Interrupted after {result.history.num_steps} of {steps} steps. To go on{same}: {settings.command(out)}"
+        text = (
+            f"Interrupted after {result.history.num_steps} of {steps} steps. To resume{same}: {settings.command(out)}"
+        )
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=130)
     with in_use(mesh), together():
@@ -87,32 +89,12 @@ def fit(
 
 
 def print_outcome(folder: FitFolder, result: FitResult) -> None:
-    """Show the result and where it lies; a fit that has diverged is a failure."""
-    _, line, tried = str(result.choice or "").partition("\n")
-    where = f"{folder.report.name} shows it." if folder.report.exists() else f"`quell report {folder.path}` shows it."
-    text = f"{result!r}{line}{tried}\nWritten to {folder.path}: {where}"
+    """Print the result and where it is; exit with an error if the fit has diverged."""
+    where = f"see {folder.report.name}" if folder.report.exists() else f"see `quell report {folder.path}`"
+    text = f"{result!r}\nWritten to {folder.path}; {where}."
     if jax.process_index() == 0:
         output_console().print(escape(text), soft_wrap=True)
     if result.status is Status.DIVERGED:
         text = f"The fit diverged after {result.history.num_steps} steps. {result.status.value}"
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=1)
-
-
-def _check_folder(folder: FitFolder, settings: FitSettings, *, resume: bool) -> None:
-    """Refuse to overwrite a fit, or to go on with another one."""
-    if not folder.holds_fit:
-        return
-    if not resume:
-        before, now = folder.num_processes(), jax.process_count()
-        begun = "" if before == now else f", begun by {before} processes where there {'are' if now > 1 else 'is'} {now}"
-        raise ValueError(
-            f"{folder.path} holds a fit already{begun}. A new folder, or the wish to go on, was needed. "
-            "Type the same with `--resume` to go on, with any number of processes, or another `--out`."
-        )
-    found = settings.differences(folder.read_settings())
-    if found:
-        raise ValueError(
-            f"{folder.path} holds a fit with other settings: {', '.join(found)}. The same were needed to go on. "
-            "Type them as they were, or another `--out`."
-        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `quell fit` leaves in its folder."""
+"""The folder that `quell fit` writes."""
 
 import json
 import math
@@ -13,7 +13,7 @@ import quell
 from quell.cli.fit_settings import FitSettings
 from quell.core.atomic import write_atomically
 from quell.core.processes import are_several, is_first
-from quell.diagnostics.blocks import named_leaves
+from quell.diagnostics.summary import named_leaves
 from quell.fit import FitResult
 from quell.fit.checkpoint_file import archive_bytes
 
@@ -21,7 +21,7 @@ _DRAWS = 1000
 
 
 class FitFolder:
-    """A folder with one fit: its settings, its checkpoint, and what came out.
+    """A folder with one fit: its settings, its checkpoint and its results.
 
     Args:
         path: of the folder.
@@ -33,38 +33,39 @@ class FitFolder:
         self.settings, self.checkpoint = path / "settings.json", path / "checkpoint.quell"
         self.result, self.posterior, self.report = path / "result.json", path / "posterior.npz", path / "report.html"
 
-    @property
-    def holds_fit(self) -> bool:
-        """Whether a fit was begun here."""
-        return self.settings.exists() or self.checkpoint.exists()
-
     def read_settings(self) -> FitSettings:
-        """What the fit was asked for."""
+        """The options of the fit."""
         try:
             return FitSettings(**json.loads(self.settings.read_text(encoding="utf-8"))["options"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{self.path} holds no fit that can be read ({self.settings.name}: {error}). "
-                "A folder that `quell fit` wrote was needed. Type for example `quell fit model.py --out fit`."
+                f"The folder must be one that `quell fit` wrote, got {self.path} ({self.settings.name}: {error}); try "
+                "`quell fit model.py --out fit`."
             ) from error
 
-    def num_processes(self) -> int:
-        """How many have begun the fit, as far as is known."""
-        try:
-            return int(json.loads(self.settings.read_text(encoding="utf-8"))["processes"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return 1
+    def check(self, settings: FitSettings, *, resume: bool) -> None:
+        """Refuse to overwrite a fit, and to resume one with other settings."""
+        if not (self.settings.exists() or self.checkpoint.exists()):
+            return
+        if not resume:
+            before, now = self._num_processes(), jax.process_count()
+            begun = "" if before == now else f" (by {before} processes; now: {now})"
+            raise ValueError(f"{self.path} already has a fit{begun}; pass `--resume` or another `--out`.")
+        if found := settings.differences(self.read_settings()):
+            raise ValueError(
+                f"To resume the fit in {self.path}, all options must be the same, got other values of "
+                f"{', '.join(found)}; pass the same, or another `--out`."
+            )
 
     def begin(self, settings: FitSettings) -> None:
-        """Make the folder, and write what is asked for."""
+        """Make the folder, and write the options."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             begun = {"quell": quell.__version__, "processes": jax.process_count(), "options": settings.as_json()}
             self._write_json(self.settings, begun)
         except OSError as error:
             raise ValueError(
-                f"`--out` was given as {self.path}, where nothing can be written ({error.strerror}). A folder was "
-                "needed. Type for example `--out fit`."
+                f"`--out` must be a writable folder, got {self.path} ({error.strerror}); try `--out fit`."
             ) from None
 
     def write_outputs(self, result: FitResult, *, seed: int) -> None:
@@ -94,6 +95,13 @@ class FitFolder:
             write_atomically(self.posterior, lambda file: file.write(archive_bytes(draws)))
         if not are_several():
             result.report(self.report)
+
+    def _num_processes(self) -> int:
+        """Number of processes that started the fit; 1 if it is unknown."""
+        try:
+            return int(json.loads(self.settings.read_text(encoding="utf-8"))["processes"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return 1
 
     def _write_json(self, path: Path, content: Any) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"

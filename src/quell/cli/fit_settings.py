@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `quell fit` was asked for: enough to do it again."""
+"""The options of `quell fit` that determine a fit, enough to repeat it."""
 
 import contextlib
 import dataclasses
@@ -31,22 +31,22 @@ _BY_PROBLEM = ("auto", "default")
 
 @functools.cache
 def falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
-    """Adam as a function of the rate that it starts from, to fall to zero on a cosine."""
+    """Adam with cosine decay to zero, as a function of its initial rate."""
     return lambda rate: optax.adam(optax.cosine_decay_schedule(rate, steps))
 
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """The options of `quell fit` that decide what is fitted.
+    """The options of `quell fit` that determine a fit.
 
     Attributes:
         model: `FILE.py` or `FILE.py:NAME`.
         data: path of a data file.
         family: one of `FAMILIES`.
-        steps: how many.
+        steps: largest number of steps.
         seed: of all draws.
-        learning_rate: that Adam starts from, to fall to zero on a cosine; `None` for natural-gradient steps.
-        batch_size: data in a minibatch; `None` for the default.
+        learning_rate: initial rate of Adam with cosine decay; `None` for natural gradients.
+        batch_size: data per minibatch; `None` for the default.
         variates: `auto`, `default`, `none`, a subset of the paper, or names separated by commas.
     """
 
@@ -60,7 +60,7 @@ class FitSettings:
     variates: str = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what can be seen to be wrong before anything is read."""
+        """Check the options before any file is read."""
         check_name("family", self.family, FAMILIES)
         check_count("steps", self.steps)
         if self.learning_rate is not None:
@@ -71,7 +71,7 @@ class FitSettings:
             check_name("ensemble", name, [*_BY_PROBLEM, *SUBSETS, *VARIATES])
 
     def resolved(self) -> "FitSettings":
-        """The same with absolute paths, which mean the same from everywhere."""
+        """The settings with absolute paths."""
         file, name = split_target(self.model)
         model = str(file.resolve()) + (f":{name}" if name else "")
         data = None if self.data is None else str(Path(self.data).resolve())
@@ -80,7 +80,7 @@ class FitSettings:
     def chosen_variates(
         self, problem: quell.Problem, sampler: quell.Sampler
     ) -> tuple[ControlVariate, ...] | Literal["auto"]:
-        """The variates, or the word that they are to be chosen.
+        """The variates, or `"auto"`.
 
         Args:
             problem: model and family.
@@ -97,14 +97,13 @@ class FitSettings:
         """Read model and data, and plan the fit.
 
         Args:
-            checkpoint: where it is kept.
-            mesh: of the devices that share it; each process reads its own part of the data.
+            checkpoint: of the fit.
+            mesh: of devices; each process reads its own share of the data.
         """
         is_shared = mesh is not None and jax.process_count() > 1
         if is_shared and self.variates == "default":
             raise ValueError(
-                "`--variates` was given as default for several processes, of which none knows all data yet. `auto` or "
-                "names were needed. Type for example `--variates auto`."
+                "`--variates` must be auto or names with several processes, got default; try `--variates auto`."
             )
         shares = {"part": jax.process_index(), "num_parts": jax.process_count()} if is_shared else {}
         problem, rate = self.problem(**shares), self.learning_rate
@@ -121,14 +120,14 @@ class FitSettings:
             return options.plan(model, family, jax.random.key(self.seed))
 
     def problem(self, *, part: int = 0, num_parts: int = 1) -> quell.Problem:
-        """Read the model, and the data or one of several equal shares of them."""
+        """Read the model, and the data or one of several equal shares of it."""
         data = None if self.data is None else read_parts(Path(self.data), part=part, num_parts=num_parts)
         model = load_model(self.model, data)
         with self.explained():
             return quell.Problem(model, self._family(model.dim))
 
     def sampler(self, problem: quell.Problem) -> quell.Sampler:
-        """The default one for the optimiser, with the minibatches asked for."""
+        """The default sampler for the optimiser, with `batch_size` if it was given."""
         sampler = default_sampler(problem.model, natural=self.learning_rate is None)
         if self.batch_size is None:
             return sampler
@@ -137,29 +136,28 @@ class FitSettings:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Say which model it was that could not be fitted."""
+        """Turn an error of the user's model into one line that names it."""
         try:
             yield
         except (ValueError, ProcessLost):
             raise
-        except Exception as error:  # whatever the user's functions raise
+        except Exception as error:  # the user's functions may raise anything
             first = str(error).strip().split("\n")[0]
             raise ValueError(
-                f"{self.model} cannot be fitted ({type(error).__name__}: {first}). A model that can be evaluated was "
-                "needed. Call `quell.check_model(model)` in Python to see where it stops."
+                f"{self.model} cannot be evaluated ({type(error).__name__}: {first}); try `quell.check_model(model)`."
             ) from error
 
     def differences(self, other: "FitSettings") -> list[str]:
-        """Options in which another fit differs, in words."""
+        """Options in which another fit differs, with its values."""
         mine, theirs = self.as_json(), other.as_json()
-        return [f"--{name.replace('_', '-')} ({theirs[name]} there)" for name in mine if mine[name] != theirs[name]]
+        return [f"--{name.replace('_', '-')} ({theirs[name]} before)" for name in mine if mine[name] != theirs[name]]
 
     def as_json(self) -> dict[str, Any]:
-        """All of them by name."""
+        """All options by name."""
         return dataclasses.asdict(self)
 
     def command(self, out: Path) -> str:
-        """What to type to go on."""
+        """The command that resumes the fit."""
         default = FitSettings(model="")
         words = ["quell", "fit", self.model]
         for name, value in self.as_json().items():

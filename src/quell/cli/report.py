@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quell report`: write the outputs of a fit again, from its folder."""
+"""`quell report`: write the results of a fit again, from its checkpoint."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ from quell.fit.driver import restore_plan
 
 
 def report(folder: Annotated[Path, typer.Argument(help="Folder that `quell fit` wrote.")]) -> None:
-    """Write summary, draws and report of a fit again, as far as its checkpoint has come; nothing is fitted."""
+    """Write summary, draws and report of a fit again, from its checkpoint; nothing is fitted."""
     found = FitFolder(folder)
     with bad_parameters():
         settings = found.read_settings()

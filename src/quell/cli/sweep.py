@@ -17,7 +17,7 @@ from quell.cli.common import Seed, bad_parameters, output_console, resumable
 from quell.cli.fit_settings import FAMILIES, FitSettings, falling_adam
 from quell.core.atomic import write_atomically
 from quell.core.checks import check_count
-from quell.diagnostics.looks import png_bytes
+from quell.diagnostics.theme import png_bytes
 from quell.sweep import SweepResult, SweepRow
 from quell.sweep.piece import Piece
 from quell.sweep.plan import SweepPlan, checked_rates

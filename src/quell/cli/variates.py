@@ -35,10 +35,12 @@ def variates(
     model: Annotated[str, typer.Argument(help="logistic, poisson, gaussian, or FILE.py:MODEL.")],
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the whole catalogue to this file.")] = None,
-    redundant: Annotated[bool, typer.Option("--redundant", help="Show linear combinations of others too.")] = False,
-    dim: Annotated[int | None, typer.Option(help="Leave out what is not affordable with as many coordinates.")] = None,
+    redundant: Annotated[bool, typer.Option("--redundant", help="Also show linear combinations of others.")] = False,
+    dim: Annotated[
+        int | None, typer.Option(help="Leave out variates that need too much memory with so many coordinates.")
+    ] = None,
 ) -> None:
-    """Every control variate for a model and a family: term, approximation, pair of estimators and cost."""
+    """The catalogue of control variates for a model and a family: term, approximation, estimator pair and cost."""
     with bad_parameters():
         check_name("family", family, FAMILIES)
         large = None if dim is None else _large(model, FAMILIES[family], family, dim)
@@ -51,8 +53,15 @@ def variates(
     title = f"{found}, for {chosen} and a {family} family"
     if large is not None:
         title += f"; affordable at d = {large.model.dim:,} (operations are those at d = {chosen.dim})"
+    console.print(_table(found, title, redundant=redundant))
+    _print_reasons(console, found, None if large is None else large.model.dim)
+    if json_file is not None:
+        console.print(f"Written to {json_file}")
+
+
+def _table(found: quell.Catalogue, title: str, *, redundant: bool) -> Table:
     table = Table(title=escape(title))
-    for header in ("name", "term", "approximation", "left", "right", "operations", "") if redundant else _HEADERS:
+    for header in ("name", "term", "approximation", "left", "right", "operations", *([""] if redundant else [])):
         table.add_column(header, overflow="fold", justify="right" if header == "operations" else "left")
     for entry in found.valid:
         if entry.redundant and not redundant:
@@ -61,40 +70,37 @@ def variates(
         cells = [recipe["name"], recipe["term"], recipe["approximation"] or "", recipe["left"], recipe["right"]]
         mark = ["a combination" if entry.redundant else ""] if redundant else []
         table.add_row(*(escape(cell) for cell in cells), f"{entry.cost:,.0f}", *mark)
-    console.print(table)
+    return table
+
+
+def _print_reasons(console: Console, found: quell.Catalogue, large_dim: int | None) -> None:
     reasons = Counter(entry.reason for entry in found.invalid)
     console.print(f"{len(found.invalid)} recipes do not apply, most of them because:")
     for reason, count in reasons.most_common(6):
         console.print(f"  {count:4d}  {escape(reason)}", soft_wrap=True)
-    if large is not None:
+    if large_dim is not None:
         costly = [entry for entry in found.invalid if "affordable" in entry.reason]
-        console.print(f"{len(costly)} more are not affordable at d = {large.model.dim:,}.", soft_wrap=True)
+        console.print(f"{len(costly)} more are not affordable at d = {large_dim:,}.", soft_wrap=True)
         for entry in costly[:1]:
             console.print(f"  {escape(f'{entry.name}: {entry.reason}')}", soft_wrap=True)
-    if json_file is not None:
-        console.print(f"Written to {json_file}")
-
-
-_HEADERS = ("name", "term", "approximation", "left", "right", "operations")
 
 
 LARGEST_FAMILY = 2**30
-"""Parameters: four gigabytes in single precision."""
+"""Largest number of parameters: four gigabytes in single precision."""
 
 
 def _large(text: str, make_family: Callable[[int], AbstractFamily], name: str, dim: int) -> quell.Problem:
-    """A built-in model with more coordinates, on which nothing is run."""
+    """A built-in model with more coordinates, which is traced but not run."""
     check_count("dim", dim)
     if ".py" in text:
         raise ValueError(
-            f"`--dim` was given as {dim} for {text}, which has coordinates of its own. A built-in model was needed. "
-            f"Type for example `quell variates logistic --dim {dim}`."
+            f"`--dim` needs a built-in model, got {dim} for {text}; try `quell variates logistic --dim {dim}`."
         )
     family = make_family(dim)
     if family.num_params > LARGEST_FAMILY:
         raise ValueError(
-            f"`--dim` was given as {dim} for a {name} family, which then has {family.num_params:,} parameters of its "
-            f"own. At most {LARGEST_FAMILY:,} were needed. Type for example `--family meanfield`."
+            f"A {name} family must have at most {LARGEST_FAMILY:,} parameters, got {family.num_params:,} for "
+            f"`--dim {dim}`; try `--family meanfield`."
         )
     return quell.Problem(_model(text, dim), family)
 
@@ -119,6 +125,5 @@ def _write(path: Path, found: quell.Catalogue) -> None:
         write_atomically(path, lambda file: file.write((json.dumps(found.as_json(), indent=1) + "\n").encode()))
     except OSError as error:
         raise typer.BadParameter(
-            f"`--json` was given as {path}, which cannot be written ({error.strerror}). A file was needed. "
-            "Type for example `--json variates.json`."
+            f"`--json` must be a writable file, got {path} ({error.strerror}); try `--json variates.json`."
         ) from None

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small tools that every layer uses: checks of input, compilation, devices, processes, files."""
+"""Small tools that every layer uses: checks of input, traced programs, compilation, devices, processes, files."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there as a whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import os
 import tempfile
@@ -9,13 +9,13 @@ from typing import Any, BinaryIO
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write to a new file beside the old one, then take its place.
+    """Write to a temporary file in the same folder, then rename it over the target.
 
-    The bytes are on the disk before the name points to them, so that a power cut leaves the old file or the new one.
+    The bytes are synced to disk before the rename, so that a power cut leaves the old file or the new one.
 
     Args:
-        path: in a folder that is there.
-        write: gets the new file, open for bytes.
+        path: in a folder that exists.
+        write: called with the temporary file, opened for bytes.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -32,7 +32,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new name durable; not all systems can open a folder, and there it is left to them."""
+    """Make the rename durable, on systems that can sync a folder."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -44,10 +44,9 @@ def check_positive(name: str, value: float) -> None:
 
 
 def check_finite(name: str, value: Array | np.ndarray) -> None:
-    """Refuse an array with NaN or infinite entries; one of NumPy's is not copied to a device for it."""
+    """Refuse an array with NaN or infinite entries; a NumPy array is checked on the host."""
     library = np if isinstance(value, np.ndarray) else jnp
-    bad = int(library.sum(~library.isfinite(value)))
-    if bad:
+    if bad := int(library.sum(~library.isfinite(value))):
         raise ValueError(
-            f"`{name}` must be finite, got {bad} NaN or infinite entries out of {value.size}; drop or impute those."
+            f"`{name}` must be finite, got {bad} NaN or infinite entries of {value.size}; drop or impute those rows."
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many processes: what they have to agree on, and who reads and writes files.
+"""Many processes: what they must agree on, and which of them reads and writes files.
 
-All that share a fit run the same program on their part of the data, and each must take part in every sum over devices.
-So a decision that depends on the clock or on a file is made by the first process, and the others hear of it.
+All processes of a fit run the same program on their shard of the data, and each must take part in every sum over
+devices. So a decision that depends on the clock or on a file is made by the first process and broadcast to the others.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-NOT_THERE = -1
+NOT_FOUND = -1
 FAILED = -1
 
 
 class ProcessLost(RuntimeError):
-    """A step could not be taken because another process has ended."""
+    """A step failed because another process has ended."""
 
 
 def is_first() -> bool:
@@ -28,7 +28,7 @@ def is_first() -> bool:
 
 
 def are_several() -> bool:
-    """Whether other processes take part in this fit: a mesh is in use, and it has devices of all of them."""
+    """Whether other processes take part in this fit: there is an active mesh, and it has devices of all of them."""
     return not jax.sharding.get_abstract_mesh().empty and jax.process_count() > 1
 
 
@@ -38,33 +38,33 @@ def agree(number: int) -> int:
 
 
 def first_says(ask: Callable[[], bool]) -> bool:
-    """The answer of the first process, in all of them; where it fails, no process goes on."""
+    """The first process's answer, in all processes; if it raises, all of them stop."""
     if not are_several():
         return ask()
     failed, answer = None, 0
     if is_first():
         try:
             answer = int(ask())
-        except Exception as error:  # handed on below, after the others know
+        except Exception as error:  # raised below, once the other processes know
             failed, answer = error, FAILED
     answer = agree(answer)
     if failed is not None:
         raise failed
     if answer == FAILED:
-        raise ValueError("The first process could not go on. Look at what it says.")
+        raise ValueError("The first process failed; see its error message.")
     return bool(answer)
 
 
 def first_does(action: Callable[[], None]) -> None:
-    """Do something in the first process; where it fails, no process goes on."""
+    """Run an action in the first process; if it raises, all processes stop."""
     first_says(lambda: action() is not None)
 
 
 def gather(numbers: np.ndarray) -> np.ndarray:
-    """The numbers of every process, in all of them, as the rows of a matrix."""
+    """The numbers of every process, in all processes, as the rows of a matrix."""
     from jax.experimental import multihost_utils
 
-    with _connected("Look at what the others say, and start all of them again."):
+    with _connected("See the errors of the other processes, and restart all of them."):
         return np.reshape(multihost_utils.process_allgather(numbers), (-1, numbers.size))
 
 
@@ -78,18 +78,18 @@ def read_shared(path: Path) -> bytes:
     if not are_several():
         return path.read_bytes()
     raw = path.read_bytes() if is_first() and path.exists() else None
-    high, low = (agree(part) for part in divmod(NOT_THERE if raw is None else len(raw), 2**30))
-    if (length := high * 2**30 + low) == NOT_THERE:
-        raise FileNotFoundError(f"{path} was not found by the first process.")
+    high, low = (agree(part) for part in divmod(NOT_FOUND if raw is None else len(raw), 2**30))
+    if (length := high * 2**30 + low) == NOT_FOUND:
+        raise FileNotFoundError(f"The first process did not find {path}.")
     sent = np.zeros(length, np.uint8) if raw is None else np.frombuffer(raw, np.uint8)
     return _broadcast(sent).tobytes()
 
 
 def wait_for_all(advice: str) -> None:
-    """Wait until every process has come here.
+    """Wait until every process has reached this call.
 
     Args:
-        advice: how to go on, where one of them does not come.
+        advice: how to recover if one of them does not.
     """
     if jax.process_count() > 1:
         from jax.experimental.multihost_utils import sync_global_devices
@@ -98,39 +98,35 @@ def wait_for_all(advice: str) -> None:
             sync_global_devices("quell")
 
 
-def lost(error: Exception, advice: str) -> ProcessLost:
-    """The error for a step that failed because another process has ended, or so it seems.
+def process_lost(error: Exception, advice: str) -> ProcessLost:
+    """The error for a step that failed, most likely because another process has ended.
 
     Args:
         error: of the step.
-        advice: how to go on.
+        advice: how to recover.
     """
-    first = str(error).strip().split("\n")[0]
+    reason = str(error).strip().split("\n")[0]
     return ProcessLost(
-        f"A step failed in {_here()}, most likely because another process has ended ({first}). All of them were "
-        f"needed. {advice}"
+        f"A step failed in {_this_process()}, most likely because another process has ended ({reason}). {advice}"
     )
 
 
 @contextlib.contextmanager
-def last_words(advice: str, *, several: bool) -> Iterator[None]:
-    """Have it said in plain words when this process is ended from outside.
+def hint_if_killed(advice: str, *, several: bool) -> Iterator[None]:
+    """Print a recovery hint if this process is killed.
 
-    JAX aborts a process when it finds that another one has died, and no Python code runs any more. So a small process
-    waits for the end of this one, and says how to go on unless it was told that all went well.
+    JAX aborts a process when it finds that another one has died, and no Python code runs any more. So a small child
+    process waits for the end of this one, and prints the hint unless it was told that all went well.
 
     Args:
-        advice: how to go on.
-        several: whether other processes take part; alone there is nothing to wait for.
+        advice: how to recover.
+        several: whether other processes take part; a single one needs no hint.
     """
     if not several:
         yield
         return
-    text = (
-        f"quell: {_here()} ended before its work did, most likely because another process had ended. All of them were "
-        f"needed. {advice}"
-    )
-    watcher = subprocess.Popen([sys.executable, "-c", _WATCH, text], stdin=subprocess.PIPE, start_new_session=True)
+    hint = f"quell: {_this_process()} was killed, most likely because another process has ended. {advice}"
+    watcher = subprocess.Popen([sys.executable, "-c", _WATCH, hint], stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
@@ -140,7 +136,7 @@ def last_words(advice: str, *, several: bool) -> Iterator[None]:
 _WATCH = "import sys; sys.stdin.buffer.read() or print(sys.argv[1], file=sys.stderr)"
 
 
-def _here() -> str:
+def _this_process() -> str:
     return f"process {jax.process_index()} of {jax.process_count()}"
 
 
@@ -153,8 +149,8 @@ def _broadcast(array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def _connected(advice: str = "") -> Iterator[None]:
-    """JAX has no error of its own for a connection that is gone."""
+    """Turn errors of a lost connection, for which JAX has no class of its own, into `ProcessLost`."""
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        raise lost(error, advice) from error
+        raise process_lost(error, advice) from error

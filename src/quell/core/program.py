@@ -1,19 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walking through the programs that JAX traces."""
+"""Walking through the programs (jaxprs) that JAX traces from functions."""
 
 from collections.abc import Iterator
 from typing import Any
 
+from jax.extend.core import Literal
+
 
 def inner_programs(equation: Any) -> list[Any]:
-    """The programs within an operation, such as a call or the body of a loop."""
-    values = [p for value in equation.params.values() for p in (value if isinstance(value, tuple | list) else (value,))]
-    return [getattr(p, "jaxpr", p) for p in values if hasattr(p, "jaxpr") or hasattr(p, "eqns")]
+    """The programs within one equation: the callee of a call, the body of a loop, the branches of a conditional.
+
+    Args:
+        equation: of a jaxpr.
+
+    Returns:
+        Their jaxprs (open, without constants), in the order of the equation's parameters; most equations have none.
+
+    Example:
+        >>> import jax
+        >>> (call,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).jaxpr.eqns
+        >>> [inner.eqns[0].primitive.name for inner in inner_programs(call)]
+        ['add']
+    """
+    values = [
+        one for value in equation.params.values() for one in (value if isinstance(value, tuple | list) else [value])
+    ]
+    return [getattr(one, "jaxpr", one) for one in values if hasattr(one, "jaxpr") or hasattr(one, "eqns")]
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """Every operation of a program, and of the programs within it."""
+    """All equations of a program and of the programs within it, each outer one before its inner ones.
+
+    A loop's body comes once, and so does every branch of a conditional.
+    """
     for equation in jaxpr.eqns:
         yield equation
         for inner in inner_programs(equation):
             yield from equations(inner)
+
+
+def live_equations(jaxpr: Any) -> list[Any]:
+    """The equations of a program, without the programs within it, whose results reach an output; in their order."""
+    needed, found = set(variables(jaxpr.outvars)), []
+    for equation in reversed(jaxpr.eqns):
+        if needed.intersection(equation.outvars):
+            needed.update(variables(equation.invars))
+            found.append(equation)
+    return found[::-1]
+
+
+def variables(atoms: Any) -> list[Any]:
+    """The variables among the inputs or outputs of an equation or a program; literals are left out."""
+    return [atom for atom in atoms if not isinstance(atom, Literal)]

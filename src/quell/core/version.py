@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The version, where every module can read it."""
+"""The version, in a module without imports that every other can read."""
 
 VERSION = "0.1.0"

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of data, whether arrays in memory or files on disk: the one place that tells them apart."""
+"""Access to rows, whether arrays in memory or files on disk: the one place that tells them apart."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from quell.core.devices import settle, spread
+from quell.core.devices import constrain_state, spread
 from quell.data.disk_rows import DiskRows
+
+CHECKED_ROWS = 2**16
+"""Rows per block of a check at most, which may hold several copies of a block in double precision."""
+
+_CHECKED: set[Any] = set()
 
 
 def on_disk(data: PyTree) -> bool:
@@ -22,12 +28,12 @@ def num_rows(data: PyTree) -> int:
 
 
 def most_rows(data: PyTree) -> int:
-    """Rows that may be in memory at a time: all of arrays, and as many as `max_bytes` allows of files."""
+    """Rows that may be in memory at a time: all rows of arrays, as many as `max_bytes` allows of files."""
     return min(data.num_rows, data.most_rows) if isinstance(data, DiskRows) else num_rows(data)
 
 
 def like_rows(data: PyTree, num: int) -> PyTree:
-    """Shapes and dtypes of as many rows, or of all if they are fewer; nothing is read."""
+    """Shapes and dtypes of `num` rows, or of all if they are fewer; nothing is read."""
     num = min(num, num_rows(data))
     if isinstance(data, DiskRows):
         return data.like(num)
@@ -35,7 +41,7 @@ def like_rows(data: PyTree, num: int) -> PyTree:
 
 
 def datum_size(data: PyTree) -> int:
-    """Numbers in a row."""
+    """Number of entries per row."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(like_rows(data, 1)))
 
 
@@ -45,16 +51,16 @@ def first_rows(data: PyTree, num: int) -> PyTree:
 
 
 def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
-    """Rows of an index, spread over the devices of the mesh in use.
+    """Rows of an index, sharded over the devices of the active mesh.
 
     Args:
         data: arrays, or files.
-        index: numbers of rows.
-        upcoming: those that will be asked for next; files read them meanwhile.
+        index: row numbers.
+        upcoming: row numbers of the next call; files are read ahead.
     """
     if isinstance(data, DiskRows):
         return data.take(index, upcoming)
-    index = settle(index)  # drawn on each device: to divide so little work would take more messages than rows
+    index = constrain_state(index)  # replicated: dividing so little work would take more messages than rows
     return spread(jax.tree.map(lambda leaf: leaf[index], data), leading=index.ndim)
 
 
@@ -66,7 +72,7 @@ def slice_rows(data: PyTree, start: Int[Array, ""], size: int) -> PyTree:
 
 
 def row_blocks(data: PyTree, at_once: int) -> Iterator[tuple[int, PyTree]]:
-    """All rows a block at a time, each with the number of its first row, for a loop outside of compiled programs."""
+    """All rows block by block, each with the number of its first row, for a loop outside of compiled programs."""
     num, size = num_rows(data), min(at_once, most_rows(data))
     for start in range(0, num, size):
         stop = min(start + size, num)
@@ -74,3 +80,28 @@ def row_blocks(data: PyTree, at_once: int) -> Iterator[tuple[int, PyTree]]:
             yield start, data.read(start, stop - start)
         else:
             yield start, jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], data)
+
+
+def check_disk_rows(rows: DiskRows, begin: Callable[[], Callable[[Any], None]]) -> None:
+    """Pass all rows block by block to a function that raises on bad ones; the same check of the same files runs once.
+
+    Args:
+        rows: to check.
+        begin: makes a function that raises a `ValueError` on a bad block; itself defined once, at module level.
+
+    Raises:
+        ValueError: of the first bad block, with its row numbers.
+    """
+    seen = (begin, rows.files, rows.structure, rows.prepare)
+    if seen in _CHECKED:
+        return
+    check = begin()
+    read = rows.read_raw if rows.prepare is None else rows.read  # checks of NumPy arrays are several times faster
+    size = min(rows.most_rows, CHECKED_ROWS)
+    for start in range(0, rows.num_rows, size):
+        stop = min(start + size, rows.num_rows)
+        try:
+            check(read(start, stop - start))
+        except ValueError as error:
+            raise ValueError(f"In rows {start} to {stop} of {rows}: {error}") from None
+    _CHECKED.add(seen)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data that stay on the disk: rows are read when a step or a pass needs them."""
+"""Data that stay on the disk: rows are read when a step or a pass over the data needs them."""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,37 +20,37 @@ MAX_BYTES = 2**28
 """Bytes of rows that may be in memory at a time."""
 
 MOST_ROWS = 2**31 - 1
-"""Numbers of rows are 32-bit integers."""
+"""Row numbers are 32-bit integers."""
 
 COPIES = 4
-"""Times that rows may be there at once: in use, handed over, in another dtype, and read ahead."""
+"""Copies of rows in memory at once: in use, handed over, in another dtype, and read ahead."""
 
 Prepare = Callable[[Any], Any]
 
 
 class DiskRows(eqx.Module):
-    """Data larger than memory, in .npy files with one row a datum.
+    """Data larger than memory, in .npy files with one row per datum.
 
-    It takes the place of the arrays that a model is given. Minibatches are read while the step before them runs, and
-    passes over all data go in blocks; the fit is that of the same data in memory. There are no arrays in it, so that
-    programs are compiled for its files, and a file that changes during a fit is an error.
+    Pass it to a model instead of arrays. Minibatches are read while the previous step runs, and passes over all data go
+    in blocks; the fit is the same as with the data in memory. It holds no arrays, so that programs are compiled for its
+    files, and a file that changes during a fit is an error.
 
     Args:
         paths: a tree, such as a dict, of paths of .npy files that share their number of rows.
-        prepare: a function in JAX operations of some rows, which the model sees instead of what was read. A function
-            that is defined once, because programs are compiled for it.
-        max_bytes: that rows may take in memory at a time, copies and what is read ahead included.
+        prepare: a function of rows, in JAX operations, whose result the model sees instead. Define it once, because
+            programs are compiled for it.
+        max_bytes: memory for rows at any time, copies and rows that are read ahead included.
 
-    Cost: one read a row and file for a minibatch, and one for a block; no file is mapped into memory.
+    Cost: for a minibatch one read per row and file, for a block one per file; no file is mapped into memory.
 
     Example:
         >>> import numpy as np, pathlib, quell, tempfile
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> np.save(folder / "x.npy", np.ones((1000, 3), "float32"))
-        >>> np.save(folder / "y.npy", np.arange(1000) % 2)
+        >>> np.save(folder / "y.npy", np.arange(1000, dtype="int32") % 2)
         >>> rows = quell.DiskRows({"features": folder / "x.npy", "labels": folder / "y.npy"})
         >>> rows
-        DiskRows(num_rows=1000, features=float32[3], labels=int64[])
+        DiskRows(num_rows=1000, features=float32[3], labels=int32[])
         >>> quell.logistic_regression(rows["features"], rows["labels"])
         LinearPredictor(log_sigmoid, num_data=1000, dim=3)
     """
@@ -69,18 +70,17 @@ class DiskRows(eqx.Module):
         if len(set(lengths)) != 1:
             named = ", ".join(f"{file.path} with {file.shape[0]} rows" for file in self.files) or "no files"
             raise ValueError(
-                f"`paths` were given as {named}. Files with the same number of rows were needed. "
-                "Write for example `quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`."
+                f"`paths` must be files with the same number of rows, got {named}; try "
+                "`quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`."
             )
         if lengths[0] > MOST_ROWS:
             raise ValueError(
-                f"`paths` were given with {lengths[0]} rows. At most {MOST_ROWS} can be numbered. "
-                "Write rows of several data each, or fit a part of them."
+                f"`paths` must have at most {MOST_ROWS} rows, got {lengths[0]}; put several data in each row."
             )
         if self.row_bytes * COPIES > max_bytes:
             raise ValueError(
-                f"`max_bytes` was given as {max_bytes} for rows of {self.row_bytes} bytes. At least "
-                f"{self.row_bytes * COPIES} was needed. Write `max_bytes={self.row_bytes * COPIES}` or more."
+                f"`max_bytes` must be at least {self.row_bytes * COPIES} for rows of {self.row_bytes} bytes, got "
+                f"{max_bytes}."
             )
 
     @property
@@ -90,35 +90,35 @@ class DiskRows(eqx.Module):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row, as read or as prepared, whichever is more."""
+        """Bytes per row, as read or as prepared, whichever is more."""
         read = sum(max(file.row_bytes, _num_bytes(file.row_shape, file.read_dtype)) for file in self.files)
         return max(read, sum(_num_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.like(1))))
 
     @property
     def most_rows(self) -> int:
-        """Rows that may be read at a time."""
+        """Rows that may be read at once."""
         return max(1, self.max_bytes // (COPIES * self.row_bytes))
 
     @property
     def digest(self) -> dict[str, str]:
-        """What a checkpoint compares, by name: header, size and time of the last change of each file."""
+        """What a checkpoint compares, by name: header, size and modification time of each file."""
         named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
         return {jax.tree_util.keystr(path): file.digest for path, file in named}
 
     def like(self, num: int) -> PyTree:
-        """Shapes and dtypes of as many rows, as a model sees them."""
+        """Shapes and dtypes of `num` rows, as a model sees them."""
         return _like(self.files, self.structure, self.prepare, num)
 
     def like_raw(self, num: int) -> PyTree:
-        """The same before they are prepared."""
+        """Shapes and dtypes of `num` rows, before `prepare`."""
         return _like(self.files, self.structure, None, num)
 
     def take(self, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
         """Rows of an index, read when the program runs.
 
         Args:
-            index: numbers of rows, of any shape.
-            upcoming: those that will be asked for next, to be read meanwhile.
+            index: row numbers, of any shape.
+            upcoming: row numbers of the next call, to be read ahead.
         """
         self._check_size(index.size)
         more = () if upcoming is None else (upcoming,)
@@ -138,7 +138,7 @@ class DiskRows(eqx.Module):
         return self._tree(tuple(jnp.asarray(leaf.astype(file.read_dtype, copy=False)) for leaf, file in leaves))
 
     def read_raw(self, start: int, num: int) -> PyTree:
-        """The same as NumPy has them, before they are prepared."""
+        """Rows `start` to `start + num`, read now, as NumPy arrays and before `prepare`."""
         self._check_size(num)
         return self.structure.unflatten([file.read(start, num) for file in self.files])
 
@@ -146,15 +146,14 @@ class DiskRows(eqx.Module):
         """A part of the tree, such as `rows["features"]`."""
         if self.prepare is not None:
             raise TypeError(
-                f"The part {name!r} was asked of rows with `prepare`. Rows as they lie on the disk were needed. "
-                "Make one `quell.DiskRows(path, prepare=...)` for each part instead."
+                f"Rows with `prepare` have no part {name!r}; make one `quell.DiskRows(path, prepare=...)` per part."
             )
         tree = self.structure.unflatten(self.files)
         try:
             part = tree[name]
         except (KeyError, IndexError, TypeError):
             has = ", ".join(map(repr, tree)) if isinstance(tree, dict) else f"{len(self.files)} files"
-            raise KeyError(f"The part {name!r} was asked of rows with {has}. One of these was needed.") from None
+            raise KeyError(f"The part must be one of {has}, got {name!r}.") from None
         return DiskRows(part, max_bytes=self.max_bytes)
 
     @property
@@ -172,23 +171,23 @@ class DiskRows(eqx.Module):
         if num > self.most_rows:
             needed = num * COPIES * self.row_bytes
             raise ValueError(
-                f"{num} rows of {self.row_bytes} bytes were asked for at once from data on disk. At most "
-                f"{self.most_rows} fit `max_bytes={self.max_bytes}`. Take a smaller minibatch, for example "
-                f"`sampler=quell.Sampler(1, {min(self.most_rows, 100)})`, or write `max_bytes={needed}`."
+                f"At most {self.most_rows} rows of {self.row_bytes} bytes may be read at once with "
+                f"`max_bytes={self.max_bytes}`, got {num}; try a smaller minibatch such as "
+                f"`sampler=quell.Sampler(1, {min(self.most_rows, 100)})`, or `max_bytes={needed}`."
             )
 
     def __repr__(self) -> str:
-        """Rows, and what is in one."""
+        """Number of rows, and dtype and shape of their parts."""
         named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
         names = [jax.tree_util.keystr(path, simple=True, separator=".") or "rows" for path, _ in named]
         kinds = [f"{file.read_dtype}{list(file.row_shape)}" for file in self.files]
-        words = [f"{name}={kind}" for name, kind in zip(names, kinds, strict=True)]
-        return f"DiskRows({', '.join([f'num_rows={self.num_rows}', *words])})"
+        parts = [f"{name}={kind}" for name, kind in zip(names, kinds, strict=True)]
+        return f"DiskRows({', '.join([f'num_rows={self.num_rows}', *parts])})"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Joined:
-    """Two sources prepared each on its own, and then together."""
+    """Two sources, each with its own `prepare`, put together."""
 
     first: Prepare | None
     second: Prepare | None
@@ -201,7 +200,7 @@ class _Joined:
 
 
 def join_rows(first: DiskRows, second: DiskRows, finish: Callable[[Any, Any], Any]) -> DiskRows:
-    """Rows of two sources side by side, put together by a function; the smaller `max_bytes` holds."""
+    """Rows of two sources put together by a function; the smaller `max_bytes` applies."""
     tree = tuple(part.structure.unflatten(part.files) for part in (first, second))
     joined = _Joined(first.prepare, second.prepare, finish)
     return DiskRows(tree, prepare=joined, max_bytes=min(first.max_bytes, second.max_bytes))
@@ -214,7 +213,4 @@ def _like(files: tuple[NpyFile, ...], structure: Any, prepare: Prepare | None, n
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    size = jnp.dtype(dtype).itemsize
-    for length in shape:
-        size *= length
-    return size
+    return math.prod(shape) * jnp.dtype(dtype).itemsize

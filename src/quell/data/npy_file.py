@@ -2,6 +2,7 @@
 """One array in a .npy file: what its header says, and rows read from it without mapping it."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +12,15 @@ import jax
 import numpy as np
 
 KINDS = "biuf"
-"""Truth values, integers with and without sign, and floating point."""
+"""Booleans, signed and unsigned integers, and floating point."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NpyFile:
     """An array of rows on disk, as it was when it was opened.
 
-    Rows are read into fresh memory. Pages of a memory map would count as memory of the process, and a file that
-    was cut short would end the process instead of raising an error.
+    Rows are read into fresh memory. Pages of a memory map would count as memory of the process, and a truncated file
+    would kill the process instead of raising an error.
 
     Args:
         path: of the file, absolute.
@@ -27,7 +28,7 @@ class NpyFile:
         shape: of the array; the first axis is the rows.
         offset: bytes of the header.
         num_bytes: of the whole file.
-        changed_ns: when the file was changed last.
+        changed_ns: time of its last modification.
     """
 
     path: str
@@ -44,17 +45,17 @@ class NpyFile:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in the file."""
-        return int(np.prod(self.row_shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        """Bytes per row in the file."""
+        return math.prod(self.row_shape) * np.dtype(self.dtype).itemsize
 
     @property
     def read_dtype(self) -> np.dtype:
-        """The dtype that JAX has for the entries; it depends on JAX's precision where it is asked."""
+        """JAX's dtype for the entries, which depends on its precision at the time of the call."""
         return np.dtype(jax.dtypes.canonicalize_dtype(np.dtype(self.dtype).newbyteorder("=")))
 
     @property
     def digest(self) -> str:
-        """What a checkpoint compares: the header, the size and the time of the last change, not the path."""
+        """What a checkpoint compares: header, size and modification time, not the path."""
         return f"{self.dtype}{list(self.shape)} {self.num_bytes} bytes of {self.changed_ns}"
 
     def read(self, start: int, num: int) -> np.ndarray:
@@ -68,7 +69,7 @@ class NpyFile:
         return self._rows(raw, num)
 
     def take(self, index: Sequence[int]) -> np.ndarray:
-        """The rows of an index, one read each, in the order in which they lie on the disk."""
+        """The rows of an index, one read each, in their order on the disk."""
         size, handle = self.row_bytes, self._open()
         try:
             raw = np.empty(len(index) * size, np.uint8)
@@ -84,15 +85,14 @@ class NpyFile:
             handle = os.open(self.path, os.O_RDONLY)
         except OSError as error:
             raise ValueError(
-                f"{self.path} cannot be read any more ({error.strerror}). The file that the rows were made from was "
-                "needed. Put it back, and resume from a checkpoint."
+                f"{self.path} cannot be read any more ({error.strerror}); restore it, and resume from a checkpoint."
             ) from error
         status = os.fstat(handle)
         if (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.changed_ns):
             os.close(handle)
             raise ValueError(
-                f"{self.path} has changed since the rows were made from it: {status.st_size} bytes instead of "
-                f"{self.num_bytes}, or another time. The same file was needed. Make the rows and the model anew."
+                f"{self.path} must not change while it is in use, got {status.st_size} bytes instead of "
+                f"{self.num_bytes}, or a new modification time; make the rows and the model again."
             )
         return handle
 
@@ -100,7 +100,7 @@ class NpyFile:
         while view.nbytes:
             done = os.preadv(handle, [view], offset)
             if not done:
-                raise ValueError(f"{self.path} ends before byte {offset}. A whole file was needed. Write it again.")
+                raise ValueError(f"{self.path} is truncated: it ends before byte {offset}; write it again.")
             view, offset = view[done:], offset + done
 
     def _rows(self, raw: np.ndarray, num: int) -> np.ndarray:
@@ -113,31 +113,34 @@ def open_npy(given: Any) -> NpyFile:
         return _of_memmap(given)
     if not isinstance(given, str | os.PathLike):
         raise TypeError(
-            f"A source of rows was given as {type(given).__name__}. The path of a .npy file was needed. Write for "
-            "example `quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`, or give the model arrays."
+            f"`paths` must hold paths of .npy files, got {type(given).__name__}; try "
+            "`quell.DiskRows({'features': 'x.npy', 'targets': 'y.npy'})`, or give the model arrays."
         )
     path = Path(given).absolute()
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path} was given as a source of rows. A file that is there was needed. "
-            "Write it for example with `numpy.save`, or with `quell.rows_from_iterator`."
-        ) from None
+        raise FileNotFoundError(f"{path} does not exist; write it with `numpy.save`.") from None
     except (OSError, ValueError, EOFError, SyntaxError) as error:
         raise ValueError(
-            f"{path} was given as a source of rows and cannot be read as one ({error}). A whole .npy file of numbers "
-            "was needed. Write it for example with `numpy.save(path, array)`."
+            f"{path} must be a complete .npy file of numbers ({error}); write it with `numpy.save(path, array)`."
         ) from error
     if not isinstance(array, np.memmap):  # an archive of several arrays
         array.close()
-        raise ValueError(
-            f"{path} was given as a source of rows and holds several arrays. A .npy file with one was needed. "
-            "Write each of them with `numpy.save`."
-        )
+        raise ValueError(f"{path} must hold one array, got an archive; write each array with `numpy.save`.")
     _check(path, array)
     status = os.stat(path)
     return NpyFile(str(path), array.dtype.str, array.shape, array.offset, status.st_size, status.st_mtime_ns)
+
+
+def check_entries(name: str, dtype: np.dtype, row_shape: tuple[int, ...]) -> None:
+    """Refuse rows that JAX has no numbers for, and rows without any."""
+    if dtype.kind not in KINDS or dtype.itemsize > 8:
+        raise ValueError(
+            f"{name} must hold numbers of at most 64 bits or booleans, got dtype {dtype}; try `x.astype('float32')`."
+        )
+    if 0 in row_shape:
+        raise ValueError(f"{name} must have at least one number per row, got rows of shape {row_shape}.")
 
 
 def _of_memmap(given: np.memmap) -> NpyFile:
@@ -146,26 +149,17 @@ def _of_memmap(given: np.memmap) -> NpyFile:
     is_whole = found is not None and (found.shape, found.dtype) == (given.shape, given.dtype.str)
     if found is None or not is_whole or not given.flags.c_contiguous:
         raise ValueError(
-            f"A memory map of shape {given.shape} was given that is not the whole of its file ({name}), or is in "
-            "another order. A whole .npy file was needed. Write the part that you want with `numpy.save`, and give "
-            "its path."
+            f"A memory map must be the whole of its .npy file in its order, got shape {given.shape} of {name}; save "
+            "the part with `numpy.save`, and give its path."
         )
     return found
 
 
 def _check(path: Path, array: np.memmap) -> None:
-    if array.dtype.kind not in KINDS or array.dtype.itemsize > 8:
-        raise ValueError(
-            f"{path} was given with entries of dtype {array.dtype}. Numbers of at most 64 bits, or truth values, were "
-            "needed. Write for example `numpy.save(path, array.astype('float32'))`."
-        )
-    if array.ndim == 0 or 0 in array.shape:
-        raise ValueError(
-            f"{path} was given with an array of shape {array.shape}. At least one row, along the first axis, and one "
-            "number in it were needed. Write for example `numpy.save(path, array.reshape(-1, 1))`."
-        )
+    check_entries(str(path), array.dtype, array.shape[1:])
+    if array.ndim == 0 or array.shape[0] == 0:
+        raise ValueError(f"{path} must have at least one row along its first axis, got shape {array.shape}.")
     if not array.flags.c_contiguous:
         raise ValueError(
-            f"{path} was given with an array in Fortran order, whose rows do not lie together. C order was needed. "
-            "Write `numpy.save(path, numpy.ascontiguousarray(array))`."
+            f"{path} must be in C order, got Fortran order; try `numpy.save(path, numpy.ascontiguousarray(array))`."
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiled program calls for its rows: the host reads them, and those of the next call meanwhile."""
+"""The host's side of a compiled program that needs rows: reading them, and those of the next call ahead."""
 
 import functools
 import threading
@@ -15,15 +15,15 @@ Leaves = tuple[np.ndarray, ...]
 
 
 class RowReader:
-    """Reads rows of several files, and keeps the rows of one call ahead.
+    """Reads rows of several files, one call ahead.
 
-    What was read ahead is looked up by the rows asked for. Where others are asked for, they are read: what is kept
-    never changes what is returned. JAX is not called here, since a callback that waits for the device might wait for
-    itself.
+    Rows that were read ahead are found by the row numbers of the next call; if it asks for others, these are read. So
+    reading ahead never changes what is returned. JAX is not called here, because a callback that waits for the device
+    may wait for itself.
 
     Args:
         files: that share their number of rows.
-        dtypes: to return, one a file.
+        dtypes: to return, one per file.
     """
 
     def __init__(self, files: tuple[NpyFile, ...], dtypes: tuple[np.dtype, ...]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How quiet a gradient is, what each variate contributes, and how far a fit can be trusted."""
+"""Functions of a finished fit: gradient variance, contributions of variates, summary, k-hat, report."""
 
 from quell.diagnostics.advice import Advice as Advice
 from quell.diagnostics.advice import Level as Level
@@ -12,9 +12,6 @@ from quell.diagnostics.estimate import Estimate as Estimate
 from quell.diagnostics.khat import Khat as Khat
 from quell.diagnostics.khat import estimate_khat as estimate_khat
 from quell.diagnostics.khat import khat_threshold as khat_threshold
-from quell.diagnostics.noise import BlockVariance as BlockVariance
-from quell.diagnostics.noise import GradientVariance as GradientVariance
-from quell.diagnostics.noise import gradient_variance as gradient_variance
 from quell.diagnostics.pareto import Psis as Psis
 from quell.diagnostics.pareto import psis as psis
 from quell.diagnostics.plots import plot_contributions as plot_contributions
@@ -25,3 +22,6 @@ from quell.diagnostics.plots import plot_weights as plot_weights
 from quell.diagnostics.summary import Summary as Summary
 from quell.diagnostics.summary import SummaryRow as SummaryRow
 from quell.diagnostics.summary import summarise as summarise
+from quell.diagnostics.variance import BlockVariance as BlockVariance
+from quell.diagnostics.variance import GradientVariance as GradientVariance
+from quell.diagnostics.variance import gradient_variance as gradient_variance

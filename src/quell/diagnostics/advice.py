@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice in words: pure functions of the numbers of a fit."""
+"""Advice on a fit, as pure functions of its diagnostics."""
 
 import dataclasses
 import enum
@@ -17,17 +17,17 @@ from quell.diagnostics.khat import Khat
 from quell.fit.status import Status
 
 ENOUGH_STEPS = 50
-"""Fewer steps than this tell nothing about a trend."""
+"""Least number of steps for a trend."""
 
 _NOTICEABLE = 0.1
 _CHEAP = 0.05
-_DEAR = 0.2
+_COSTLY = 0.2
 _WORTH_IT = 0.9
 _OFTEN = 0.01
 
 
 class Level(enum.Enum):
-    """How much a piece of advice matters."""
+    """How urgent a piece of advice is."""
 
     ACT = "do this"
     NOTE = "to know"
@@ -35,154 +35,148 @@ class Level(enum.Enum):
 
 
 class Advice(NamedTuple):
-    """One sentence or two for the reader of a report; what stands between backticks is code."""
+    """One or two sentences for the reader of a report; text in backticks is code."""
 
     level: Level
     text: str
 
 
 def advise_end(status: Status) -> list[Advice]:
-    """How the fit ended."""
+    """On the status of the fit."""
     levels = {Status.COMPLETED: None, Status.CONVERGED: Level.GOOD, Status.DIVERGED: Level.ACT}
     level = levels.get(status, Level.NOTE)
     return [Advice(level, status.value)] if level else []
 
 
 def advise_skipped(num_skipped: int, num_steps: int) -> list[Advice]:
-    """Steps that were not taken."""
+    """On skipped steps."""
     if not num_skipped:
         return []
     level = Level.ACT if num_skipped > _OFTEN * num_steps else Level.NOTE
     were = "step was" if num_skipped == 1 else "steps were"
     text = (
-        f"{num_skipped:,} of {num_steps:,} {were} skipped because the parameters would not have been finite. Lower the "
+        f"{num_skipped:,} of {num_steps:,} {were} skipped because the parameters would not be finite. Lower the "
         "learning rate, or clip with `optax.chain(optax.clip_by_global_norm(1.0), optimizer)`."
     )
     return [Advice(level, text)]
 
 
 def advise_dropped(names: Sequence[str], counts: Sequence[int], num_steps: int) -> list[Advice]:
-    """Variates that were not finite."""
+    """On variates that were not finite."""
     dropped = [(name, count) for name, count in zip(names, counts, strict=True) if count]
     if not dropped:
         return []
     level = Level.ACT if max(count for _, count in dropped) > _OFTEN * num_steps else Level.NOTE
     listed = ", ".join(f"{name} at {count:,}" for name, count in dropped)
-    text = f"Not finite, and left out at some of the {num_steps:,} steps: {listed}."
-    return [Advice(level, text + (_dropped_way_out(dropped) if level is Level.ACT else ""))]
+    text = f"Variates were not finite and dropped at some of the {num_steps:,} steps: {listed}."
+    remedy = f" To avoid this, {_remove([name for name, _ in dropped])}" if level is Level.ACT else ""
+    return [Advice(level, text + remedy)]
 
 
-def _dropped_way_out(dropped: Sequence[tuple[str, int]]) -> str:
-    way_out = _leave_out([name for name, _ in dropped])
-    return f" {way_out[0].upper()}{way_out[1:]}"
-
-
-def advise_trend(elbo: Float[np.ndarray, "step"], *, is_exact: bool = False) -> list[Advice]:
-    """Whether the ELBO still rises: the last fifth of the steps against the fifth before; one that is exact tells."""
-    if is_exact:
-        return []
+def advise_trend(elbo: Float[np.ndarray, "step"]) -> list[Advice]:
+    """Whether the ELBO still rises: the last fifth of the steps against the fifth before."""
     if elbo.size < ENOUGH_STEPS:
-        return [Advice(Level.NOTE, f"{elbo.size} steps are too few to tell whether the ELBO still rises.")]
+        return [Advice(Level.NOTE, f"{elbo.size} steps are too few to see a trend of the ELBO.")]
     rise = elbo_rise(elbo)
     if not math.isfinite(rise.value):
-        return [Advice(Level.NOTE, "Some estimates of the ELBO are not finite, so that its trend is not known.")]
+        return [Advice(Level.NOTE, "Some estimates of the ELBO are not finite, so its trend is unknown.")]
     if abs(rise.value) <= max(3.0 * rise.standard_error, _NOTICEABLE):
-        return [Advice(Level.GOOD, "The ELBO has levelled off, as far as its noise lets us see.")]
+        return [Advice(Level.GOOD, "The ELBO has levelled off, to within its noise.")]
     if rise.value > 0:
-        text = f"The ELBO still rises, by {rise} nats over the last fifth: take more steps, `steps={2 * elbo.size}`."
+        text = f"The ELBO still rises, by {rise} nats over the last fifth of steps: take more, `steps={2 * elbo.size}`."
         return [Advice(Level.ACT, text)]
-    text = f"The ELBO falls, by {-rise.value:.3g} nats over the last fifth: lower the learning rate."
+    text = f"The ELBO falls, by {-rise.value:.3g} nats over the last fifth of steps: lower the learning rate."
     return [Advice(Level.ACT, text)]
 
 
 def elbo_rise(elbo: Float[np.ndarray, "step"]) -> Estimate:
-    """Mean of the last fifth of the estimates less that of the fifth before; the estimates are independent."""
+    """Mean of the last fifth of the (independent) estimates minus that of the fifth before."""
     fifth = max(2, elbo.size // 5)
     late, early = mean_of(elbo[-fifth:]), mean_of(elbo[-2 * fifth : -fifth])
     return Estimate(late.value - early.value, math.hypot(late.standard_error, early.standard_error))
 
 
-def advise_noise(ratio: Estimate, num_variates: int, rule: Rule, *, reason: str | None = None) -> list[Advice]:
-    """How much quieter the gradient is than the base gradient.
+def advise_variance(ratio: Estimate, num_variates: int, rule: Rule, *, reason: str | None = None) -> list[Advice]:
+    """On the variance of the gradient, relative to the base gradient.
 
     Args:
-        ratio: of the variances.
-        num_variates: in use.
-        rule: that their weights were learned by.
+        ratio: of the variances, base over combined.
+        num_variates: number of active variates.
+        rule: of their weights.
         reason: of an automatic choice.
     """
     if not num_variates and reason is not None:
         return [Advice(Level.GOOD, reason)]
     if not num_variates:
-        text = "No variates were used. Leave `variates` out for those that suit the problem."
+        text = "No variates were used. The default of `variates` chooses some that suit the problem."
         return [Advice(Level.NOTE, text)]
     if not math.isfinite(ratio.value):
-        return [Advice(Level.NOTE, "The variance of the gradient is not finite where the fit ended.")]
+        return [Advice(Level.NOTE, "The variance of the gradient is not finite at the final parameters.")]
     if ratio.value >= 1.2:
-        return [Advice(Level.GOOD, f"The gradient is {_times(ratio.value)} quieter than the base gradient.")]
+        return [Advice(Level.GOOD, f"The variates lower the variance of the gradient {_times(ratio.value)}.")]
     if ratio.value >= 0.95:
-        text = "The variates remove hardly any noise. `quell.catalogue(model, family)` lists others for this problem."
+        text = "The variates hardly lower the variance. `quell.catalogue(model, family)` lists others for this problem."
         return [Advice(Level.NOTE, text)]
-    warier = dataclasses.replace(rule, v0=10.0 * (rule.v0 or Rule().v0))
+    stronger = dataclasses.replace(rule, v0=10.0 * (rule.v0 or Rule().v0))
     text = (
-        f"With the variates the gradient is {_times(1.0 / ratio.value)} noisier: their weights are not learned yet. "
-        f"Take more steps, or trust the averages less with `rule=quell.{warier}`."
+        f"With the variates the variance is {_times(1.0 / ratio.value)} higher: their weights are not learned yet. "
+        f"Take more steps, or shrink the weights more with `rule=quell.{stronger}`."
     )
     return [Advice(Level.ACT, text)]
 
 
 def advise_weights(combined: Estimate, best: Estimate) -> list[Advice]:
-    """Whether better weights would help."""
+    """On weights that are far from the best."""
     if not (math.isfinite(combined.value) and best.value > 0 and combined.value > 1.5 * best.value):
         return []
     text = (
-        f"At the best weights the variance would be {_times(combined.value / best.value)} smaller than at those in "
-        "use. Let them follow the fit with another `rule=quell.Rule(decay=..., v0=...)`: a smaller `v0` trusts the "
-        "averages more, a larger `decay` forgets faster."
+        f"At the best weights the variance would be {_times(combined.value / best.value)} lower than at the current "
+        "ones. Try another `rule=quell.Rule(decay=..., v0=...)`: a smaller `v0` shrinks the weights less, a larger "
+        "`decay` averages over fewer steps."
     )
     return [Advice(Level.NOTE, text)]
 
 
 def advise_variates(found: Contributions) -> list[Advice]:
-    """Which variates are not worth their time."""
+    """On variates that cost more than they contribute."""
     idle = found.dispensable
-    dear = [_advise_dear(v) for v in found.variates if v.name not in idle.names and _is_dear(v)]
+    costly = [_advise_costly(v) for v in found.variates if v.name not in idle.names and _is_costly(v)]
     if not idle.names or idle.cost < _CHEAP:
-        return dear
+        return costly
     time = "" if math.isnan(idle.cost) else f" and a step takes {percent(idle.cost)} less time"
     grows = percent(max(idle.growth.value - 1.0, 0.0))
-    text = f"Without {_listed(idle.names)} the variance grows by {grows}{time}: {_leave_out(idle.names)}"
-    return [Advice(Level.ACT if idle.cost >= _DEAR else Level.NOTE, text), *dear]
+    text = f"Without {_listed(idle.names)} the variance grows by {grows}{time}: {_remove(idle.names)}"
+    return [Advice(Level.ACT if idle.cost >= _COSTLY else Level.NOTE, text), *costly]
 
 
-def _is_dear(variate: Contribution) -> bool:
-    """Whether more steps in the same time would gain more than the variate does; NaN where nothing was measured."""
+def _is_costly(variate: Contribution) -> bool:
+    """Whether more steps in the same time would lower the variance more than the variate; not if NaN."""
     return bool(variate.growth.value * (1.0 - variate.cost) < _WORTH_IT)
 
 
-def _advise_dear(variate: Contribution) -> Advice:
+def _advise_costly(variate: Contribution) -> Advice:
     text = (
         f"Without {variate.name} the variance grows {variate.growth.value:.2f} times and a step takes "
-        f"{percent(variate.cost)} less time: for the quieter average in the same time {_leave_out([variate.name])}"
+        f"{percent(variate.cost)} less time: for a lower variance in the same time {_remove([variate.name])}"
     )
     return Advice(Level.NOTE, text)
 
 
 def advise_khat(khat: Khat) -> list[Advice]:
-    """How far the fitted distribution can be trusted."""
+    """On how far the fitted distribution can be trusted."""
     level = Level.GOOD if khat.is_good else Level.ACT
     number = "" if not math.isfinite(khat.value) else f"k-hat {khat.value:.2f}: "
     return [Advice(level, number + (khat.advice if not number else khat.advice[0].lower() + khat.advice[1:]))]
 
 
 def most_urgent_first(advice: Sequence[Advice]) -> list[Advice]:
-    """What is to be done first, then what is to be known, then what is good."""
+    """What to do first, then what to know, then what is good."""
     order = list(Level)
     return sorted(advice, key=lambda one: order.index(one.level))
 
 
 def percent(share: float) -> str:
-    """A share with two digits at most."""
+    """A fraction as a percentage with at most two digits."""
     digits = 0 if share >= 0.095 or share < 0.0005 else 1
     return "less than 0.1%" if 0.0 < share < 0.0005 else f"{100 * share:.{digits}f}%"
 
@@ -195,7 +189,7 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _leave_out(names: Sequence[str]) -> str:
+def _remove(names: Sequence[str]) -> str:
     them = "it" if len(names) == 1 else "them"
     kept = f"[v for v in result.gradient.variates if v.name not in {sorted(names)!r}]"
-    return f"leave {them} out with `variates={kept}`."
+    return f"remove {them} with `variates={kept}`."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each variate is good for, and what it costs."""
+"""What each variate contributes, and what it costs."""
 
 import dataclasses
 import math
@@ -8,32 +8,31 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.diagnostics.covariance import Covariances as BlockCovariances
-from quell.diagnostics.covariance import step_covariances
+from quell.diagnostics.covariance import BlockCovariances, step_covariances, variance_with
 from quell.diagnostics.ensembles import Covariances, best_weights, held_out_variances, least_useful_first
 from quell.diagnostics.estimate import Estimate, mean_of, ratio_of
-from quell.diagnostics.noise import variance_with, weights_in_use
-from quell.diagnostics.step_time import step_times
+from quell.diagnostics.step_time import StepTimes, step_times
+from quell.diagnostics.variance import current_weights
 from quell.gradient import Gradient, GradientState
 
 TOLERANCE = 0.02
-"""Variates are dispensable where the variance grows by no more than this part without all of them."""
+"""Variates are dispensable if the variance without all of them grows by at most this fraction."""
 
 _DISPENSABLE, _ALL = "without the dispensable ones", "without any"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """One variate's part.
+    """The contribution of one variate.
 
     Attributes:
         name: of the variate.
-        weight: in use; by the leaf's name, where weights are learned by leaf.
+        weight: current weight; by the leaf's name, if weights are learned by leaf.
         best_weight: for the draws at hand, all variates together.
-        alone: share of the base gradient's variance that it removes by itself, at its best weight.
-        share: share of the base gradient's variance that only it removes: what comes back without it.
-        growth: how many times larger the variance is without it, the others at their best weights.
-        cost: share of a step's time that is saved without it; NaN where it was not measured.
+        alone: fraction of the base gradient's variance that it removes by itself, at its best weight.
+        share: fraction of the base gradient's variance that only it removes, which comes back without it.
+        growth: factor by which the variance grows without it, the others at their best weights.
+        cost: fraction of the time per step that is saved without it; NaN if it was not measured.
     """
 
     name: str
@@ -47,13 +46,13 @@ class Contribution:
 
 @dataclasses.dataclass(frozen=True)
 class Dispensable:
-    """Variates that together do next to nothing.
+    """Variates that together contribute next to nothing.
 
     Attributes:
         names: of the variates.
-        growth: how many times larger the variance is without all of them.
-        share: share of the base gradient's variance that comes back without all of them.
-        cost: share of a step's time that is saved without all of them; NaN where it was not measured.
+        growth: factor by which the variance grows without all of them.
+        share: fraction of the base gradient's variance that comes back without all of them.
+        cost: fraction of the time per step that is saved without all of them; NaN if it was not measured.
     """
 
     names: tuple[str, ...]
@@ -64,16 +63,16 @@ class Dispensable:
 
 @dataclasses.dataclass(frozen=True)
 class Contributions:
-    """What the variates are good for at one point of a fit.
+    """What the variates contribute at one point of a fit.
 
     Attributes:
         variates: one entry each, in the order of the gradient.
         base: variance of the base gradient of one step, for the loss `-ELBO / num_data`.
-        combined: the same with the variates at the weights in use.
-        best: the same at the best weights, judged on draws that did not make them.
-        dispensable: variates whose absence would not be noticed.
-        step_seconds: time of one gradient with all variates; NaN where it was not measured.
-        cost: share of that time that all variates take together; NaN where it was not measured.
+        combined: with the variates at their current weights.
+        best: with the variates at the best weights, evaluated on held-out draws.
+        dispensable: variates that contribute next to nothing.
+        step_seconds: time per gradient with all variates; NaN if it was not measured.
+        cost: fraction of that time that all variates take together; NaN if it was not measured.
     """
 
     variates: tuple[Contribution, ...]
@@ -85,7 +84,7 @@ class Contributions:
     cost: float
 
     def __repr__(self) -> str:
-        """A line for each variate."""
+        """A line per variate."""
         width = max((len(variate.name) for variate in self.variates), default=0)
         lines = [
             f"  {v.name:<{width}}  weight {written(v.weight)}, alone removes {v.alone.value:.1%}, without it the "
@@ -105,29 +104,28 @@ def contributions(
     num: int = 1000,
     budget: float = math.inf,
 ) -> Contributions:
-    r"""Weight, share of the variance removed, leave-one-out loss and cost of each variate.
+    r"""Weight, fraction of the variance removed, leave-one-out loss and cost of each variate.
 
-    Variances come from fresh draws; weights that are called best are made from nine tenths of them and judged on the
-    rest, ten times over. Costs are measured: compiled steps with all variates against steps without each one, in
-    alternation.
+    Variances come from fresh draws; best weights are fitted on nine tenths of them and evaluated on the rest, ten times
+    over. Costs are measured: compiled steps with all variates against steps without each one, in alternation.
 
     Args:
         key: for the draws.
         gradient: problem, variates and sampler.
-        params: where to measure: `result.params`, or those of a step on the way.
-        state: that belongs to them: `result.state`.
+        params: where to measure: `result.params`, or those of an earlier step.
+        state: of the gradient at these parameters: `result.state`.
         num: steps to draw for the variances, at least 20.
         budget: seconds for compiling steps without some of the variates, the least useful ones first; costs that were
-            not reached are NaN. 0 measures none.
+            not measured are NaN. 0 measures none.
 
     Returns:
-        One entry for each variate, and what they do together.
+        One entry per variate, and what they contribute together.
 
     Bias: that of ratios of averages.
-    Cost: `num` steps with one pull-back for each variate; for the costs one compilation a variate.
+    Cost: `num` steps with one pull-back per variate; for the costs one compilation per variate.
     """
-    noise_key, time_key = jax.random.split(key)
-    covariances = step_covariances(noise_key, gradient, params, state, num=num)
+    draw_key, time_key = jax.random.split(key)
+    covariances = step_covariances(draw_key, gradient, params, state, num=num)
     return contributions_from(time_key, covariances, gradient, params, state, budget=budget)
 
 
@@ -140,70 +138,34 @@ def contributions_from(
     *,
     budget: float,
 ) -> Contributions:
-    """The contributions from covariances that were drawn already; only costs are still to be measured."""
+    """The contributions, from given covariances; only costs are still to be measured."""
     covariances = np.moveaxis(blocks, 1, 0) if gradient.rule.by_leaf else blocks.sum(axis=1)
-    weights = weights_in_use(gradient, state)
+    weights = current_weights(gradient, state)
     order = least_useful_first(covariances.mean(axis=-3))
-    dropped, dispensable = _dispensable(covariances, order, gradient.names)
-    costs, seconds = {}, math.nan
+    dropped, dispensable = find_dispensable(covariances, order, gradient.names)
+    times = StepTimes(math.nan, {})
     if budget > 0 and gradient.variates:
         everyone = range(len(gradient.names))
-        parts = {_DISPENSABLE: [k for k in everyone if k not in dropped]} if dropped else {}
-        parts |= {_ALL: []}
-        parts |= {gradient.names[k]: [j for j in everyone if j != k] for k in order}
-        times = step_times(key, gradient, params, state, parts=parts, budget=budget)
-        costs, seconds = {name: 1.0 - ratio for name, ratio in times.relative.items()}, times.seconds
+        subsets = {_DISPENSABLE: [k for k in everyone if k not in dropped]} if dropped else {}
+        subsets |= {_ALL: []}
+        subsets |= {gradient.names[k]: [j for j in everyone if j != k] for k in order}
+        times = step_times(key, gradient, params, state, subsets=subsets, budget=budget)
+    costs = {name: 1.0 - ratio for name, ratio in times.relative.items()}
     return Contributions(
         variates=_contributions(covariances, weights, gradient, costs),
         base=mean_of(_over_leaves(covariances[..., 0, 0])),
         combined=mean_of(_over_leaves(variance_with(covariances, weights[..., None, :]))),
         best=mean_of(held_out_variances(covariances, np.ones((1, len(order)), bool))[0]),
         dispensable=dataclasses.replace(dispensable, cost=costs.get(_DISPENSABLE, math.nan)),
-        step_seconds=seconds,
+        step_seconds=times.seconds,
         cost=costs.get(_ALL, math.nan),
     )
 
 
-def _contributions(
-    covariances: Covariances, weights: np.ndarray, gradient: Gradient, costs: dict[str, float]
-) -> tuple[Contribution, ...]:
-    everyone = np.ones(weights.shape, bool)
-    one = np.eye(weights.shape[-1], dtype=bool)
-    best = best_weights(covariances.mean(axis=-3), everyone)
-    base = _over_leaves(covariances[..., 0, 0])
-    full = held_out_variances(covariances, np.ones((1, weights.shape[-1]), bool))[0]
-    alone, without = held_out_variances(covariances, one), held_out_variances(covariances, ~one)
-    return tuple(
-        Contribution(
-            name=name,
-            weight=_named(weights[..., k], gradient),
-            best_weight=_named(best[..., k], gradient),
-            alone=ratio_of(base - alone[k], base),
-            share=ratio_of(without[k] - full, base),
-            growth=ratio_of(without[k], full),
-            cost=costs.get(name, math.nan),
-        )
-        for k, name in enumerate(gradient.names)
-    )
-
-
-def written(weight: float | dict[str, float]) -> str:
-    """A weight, or one a leaf."""
-    if isinstance(weight, dict):
-        return ", ".join(f"{value:+.2f} ({leaf})" for leaf, value in weight.items())
-    return f"{weight:+.2f}"
-
-
-def _named(weight: np.ndarray, gradient: Gradient) -> float | dict[str, float]:
-    return dict(zip(gradient.leaves, weight.tolist(), strict=True)) if gradient.rule.by_leaf else float(weight)
-
-
-def _over_leaves(values: Float[np.ndarray, "*leaf group"]) -> Float[np.ndarray, "group"]:
-    return values.reshape(-1, values.shape[-1]).sum(axis=0)
-
-
-def _dispensable(covariances: Covariances, order: list[int], names: tuple[str, ...]) -> tuple[list[int], Dispensable]:
-    """The longest beginning of the order whose absence leaves the variance as it is."""
+def find_dispensable(
+    covariances: Covariances, order: list[int], names: tuple[str, ...]
+) -> tuple[list[int], Dispensable]:
+    """The longest prefix of the order of removal without which the variance stays within the tolerance."""
     masks = np.ones((len(order) + 1, len(order)), bool)
     for row, k in enumerate(order):
         masks[row + 1 :, k] = False
@@ -213,3 +175,40 @@ def _dispensable(covariances: Covariances, order: list[int], names: tuple[str, .
     dropped = order[:number]
     share = ratio_of(left[number] - left[0], _over_leaves(covariances[..., 0, 0]))
     return dropped, Dispensable(tuple(names[k] for k in sorted(dropped)), growths[number], share, math.nan)
+
+
+def written(weight: float | dict[str, float]) -> str:
+    """A weight, or one per leaf."""
+    if isinstance(weight, dict):
+        return ", ".join(f"{value:+.2f} ({leaf})" for leaf, value in weight.items())
+    return f"{weight:+.2f}"
+
+
+def _contributions(
+    covariances: Covariances, weights: np.ndarray, gradient: Gradient, costs: dict[str, float]
+) -> tuple[Contribution, ...]:
+    one = np.eye(weights.shape[-1], dtype=bool)
+    best = best_weights(covariances.mean(axis=-3), np.ones(weights.shape, bool))
+    base = _over_leaves(covariances[..., 0, 0])
+    full = held_out_variances(covariances, np.ones((1, weights.shape[-1]), bool))[0]
+    alone, without = held_out_variances(covariances, one), held_out_variances(covariances, ~one)
+
+    def named(weight: np.ndarray) -> float | dict[str, float]:
+        return dict(zip(gradient.leaves, weight.tolist(), strict=True)) if gradient.rule.by_leaf else float(weight)
+
+    return tuple(
+        Contribution(
+            name=name,
+            weight=named(weights[..., k]),
+            best_weight=named(best[..., k]),
+            alone=ratio_of(base - alone[k], base),
+            share=ratio_of(without[k] - full, base),
+            growth=ratio_of(without[k], full),
+            cost=costs.get(name, math.nan),
+        )
+        for k, name in enumerate(gradient.names)
+    )
+
+
+def _over_leaves(values: Float[np.ndarray, "*leaf group"]) -> Float[np.ndarray, "group"]:
+    return values.reshape(-1, values.shape[-1]).sum(axis=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Covariances of the base gradient and the variates, from fresh draws at one point of a fit."""
+"""Covariances of the base gradient and the variates, from fresh draws at fixed parameters."""
 
 import math
 import time
@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_key
 from quell.core.compilation import quick_jit
-from quell.diagnostics.blocks import vectors_by_block
 from quell.evaluation import Evaluation
 from quell.gradient import Gradient, GradientState
 
@@ -19,17 +18,20 @@ NUM_GROUPS = 10
 """Groups of draws, whose differences give the standard errors."""
 
 LEAST_DRAWS = 2 * NUM_GROUPS
-"""Two draws a group are the fewest that have a covariance."""
+"""A covariance needs two draws per group."""
+
+WHOLE = "params"
+"""Name of the only block if the parameters are one array."""
 
 _CHUNK = 20
 _LARGEST_CHUNK = 2**24
 
-Covariances = Float[np.ndarray, "group block joint joint"]
+BlockCovariances = Float[np.ndarray, "group block joint joint"]
 
 
 def step_covariances(
     key: Key[Array, ""], gradient: Gradient, params: PyTree, state: GradientState, *, num: int
-) -> Covariances:
+) -> BlockCovariances:
     r"""Covariances of what a step draws: the base gradient first, then each variate, summed over each block.
 
     Args:
@@ -40,13 +42,12 @@ def step_covariances(
         num: steps to draw, at least 20.
 
     Returns:
-        For each of ten groups of draws and each block of parameters (each leaf, where weights are learned by leaf),
-        the matrix of
-        \(\sum_i \mathrm{Cov}(c_{ki}, c_{li})\) over the block's coordinates \(i\), for the gradient of the ELBO a
-        datum. A variate counts as zero where it is not finite, as in a fit.
+        For each of ten groups of draws and each block of parameters (each leaf, if weights are learned by leaf), the
+        matrix of \(\sum_i \mathrm{Cov}(c_{ki}, c_{li})\) over the block's coordinates \(i\), for the gradient of the
+        ELBO per datum. A variate that is not finite counts as zero, as in a fit.
 
     Bias: none.
-    Cost: `num` steps, with one pull-back for each variate; the memory of up to twenty dense gradients a variate.
+    Cost: `num` steps, with one pull-back per variate; the memory of up to twenty dense gradients per variate.
     """
     check_key(key)
     check_count("num", num, least=LEAST_DRAWS)
@@ -60,13 +61,35 @@ def step_covariances(
 def affordable_draws(
     key: Key[Array, ""], gradient: Gradient, params: PyTree, state: GradientState, *, seconds: float, most: int
 ) -> int:
-    """How many steps can be drawn within a time, once the program is compiled."""
+    """Number of steps that can be drawn within a time, compilation not counted; between 20 and `most`."""
     size = _chunk_size(gradient, params, most)
     jax.block_until_ready(_chunk(gradient, key, params, state, size))
     began = time.perf_counter()
     jax.block_until_ready(_chunk(gradient, key, params, state, size))
     rounds = seconds / max(time.perf_counter() - began, 1e-6) / NUM_GROUPS
-    return min(most, max(1, int(rounds)) * size * NUM_GROUPS)
+    return max(LEAST_DRAWS, min(most, max(1, int(rounds)) * size * NUM_GROUPS))
+
+
+def variance_with(
+    covariances: Float[np.ndarray, "*groups joint joint"], weights: Float[np.ndarray, "... variate"]
+) -> Float[np.ndarray, "*groups"]:
+    r"""Variance of \(h + \sum_k a_k c_k\) in each group of draws."""
+    full = np.concatenate([np.ones((*weights.shape[:-1], 1)), weights], axis=-1)
+    return np.einsum("...i,...ij,...j->...", full, covariances, full)
+
+
+def vectors_by_block(params: PyTree, *, by_leaf: bool = False) -> dict[str, Float[Array, "_"]]:
+    """The parameters as one vector per block: the fields of a Gaussian, the parts of a `Product`.
+
+    Args:
+        params: of a family.
+        by_leaf: make each array a block.
+    """
+    found: dict[str, list[Array]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        name = jax.tree_util.keystr(path if by_leaf else path[:1], simple=True, separator=".") or WHOLE
+        found.setdefault(name, []).append(jnp.ravel(leaf))
+    return {name: jnp.concatenate(leaves) for name, leaves in found.items()}
 
 
 def _chunk_size(gradient: Gradient, params: PyTree, num: int) -> int:

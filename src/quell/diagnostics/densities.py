@@ -15,7 +15,7 @@ from quell.families.sample import draw_latents
 from quell.models import AbstractModel
 
 DATA_CHUNK = 2**13
-"""Data whose log-likelihood is computed at once."""
+"""Number of data whose log-likelihood is computed at once."""
 
 _CELLS = 2**18
 
@@ -25,10 +25,10 @@ class ScoredSample:
     r"""Samples from \(q\) and their log densities.
 
     Attributes:
-        latents: flat, one row a sample.
+        latents: flat, one row per sample.
         log_p: \(\log p(x, z)\) over all data.
         log_q: \(\log q(z)\).
-        resolution: differences of log densities up to this one are rounding.
+        resolution: size of the rounding error of a log density.
     """
 
     latents: Float[Array, "sample latent"]
@@ -38,7 +38,7 @@ class ScoredSample:
 
     @property
     def log_ratios(self) -> Float[np.ndarray, "sample"]:
-        """Logarithms of the importance ratios."""
+        """Log importance ratios."""
         return self.log_p - self.log_q
 
 
@@ -49,7 +49,7 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
         key: for the samples.
         problem: model and family.
         params: of the family.
-        num: how many samples.
+        num: number of samples.
 
     Cost: `num` evaluations of the likelihood of all data, in chunks of both.
     """
@@ -61,14 +61,14 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
 
 
 def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[np.ndarray, "sample datum"]:
-    """Log-likelihood of each datum at each sample; of data on disk in blocks, but what is returned is in memory."""
+    """Log-likelihood of each datum at each sample, in memory; data on disk are read in blocks."""
     blocks = row_blocks(model.data, model.num_data)
     return np.concatenate([np.asarray(_likelihoods(model, rows, latents)) for _, rows in blocks], axis=1)
 
 
 @quick_jit
 def _densities(problem: Problem, params: PyTree, latents: Float[Array, "sample latent"]) -> tuple[Array, Array, Array]:
-    """The log-likelihood by chunk of data, log-prior and log density, one row a sample."""
+    """The log-likelihood by chunk of data, log-prior and log density, one row per sample."""
     model = problem.model
     size = min(model.num_data, DATA_CHUNK, most_rows(model.data))
     starts = jnp.arange(0, model.num_data, size)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense algebra of ensembles: their best weights and what is left of the variance, from covariances alone."""
+"""Dense algebra of ensembles: best weights and the variance that remains, from covariances alone."""
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from quell.diagnostics.noise import variance_with
+from quell.diagnostics.covariance import variance_with
 
 Covariances = Float[np.ndarray, "*leaf group joint joint"]
 Masks = Bool[np.ndarray, "ensemble variate"]
@@ -15,10 +15,10 @@ _SINGULAR = 1e-6
 def best_weights(
     covariances: Float[np.ndarray, "*batch joint joint"], keep: Bool[np.ndarray, "*batch variate"]
 ) -> Float[np.ndarray, "*batch variate"]:
-    r"""Weights \(a = -G^{-1} c\) of the variates that are kept, zero for the others.
+    r"""Weights \(a = -G^{-1} c\) that minimise the variance, of the variates that are kept; zero for the others.
 
-    Each variate is scaled to variance one first; directions in which the kept ones then vary by less than a
-    millionth are left alone, since no number of draws would tell their weights.
+    Each variate is first scaled to unit variance; directions in which the kept ones then vary by less than a millionth
+    get no weight, because no number of draws would identify it.
     """
     unit, gram, cross = _scaled(covariances, keep)
     inverse = np.linalg.pinv(gram, rcond=_SINGULAR, hermitian=True)
@@ -26,10 +26,10 @@ def best_weights(
 
 
 def held_out_variances(covariances: Covariances, masks: Masks) -> Float[np.ndarray, "ensemble group"]:
-    """Variance left by each ensemble in each group of draws, with the weights that are best for the other groups.
+    """Variance that each ensemble leaves in each group of draws, at the best weights for the other groups.
 
-    Weights that were judged on the draws they were made from would look better than they are, and large ensembles more
-    so than small ones. Leaves have weights of their own, and their variances are added up.
+    On the draws that they were made from, weights look better than they are, those of large ensembles more so. Leaves
+    have weights of their own, and their variances are added up.
     """
     if covariances.ndim == 4:
         return np.sum([held_out_variances(leaf, masks) for leaf in covariances], axis=0)
@@ -43,21 +43,21 @@ def held_out_variances(covariances: Covariances, masks: Masks) -> Float[np.ndarr
 
 
 def least_useful_first(covariance: Float[np.ndarray, "*leaf joint joint"]) -> list[int]:
-    r"""The order in which to leave variates out, one by one, so that the variance grows least.
+    r"""The order in which to remove variates one by one (backward elimination), so that the variance grows least.
 
-    Leaving out variate \(k\) of the remaining ones costs \(a_k^2 / (G^{-1})_{kk}\) where all weights are the best ones.
+    At the best weights, removing variate \(k\) of the remaining ones costs \(a_k^2 / (G^{-1})_{kk}\).
     """
     leaves = covariance.reshape(-1, *covariance.shape[-2:])
     remaining = list(range(covariance.shape[-1] - 1))
     order = []
     while remaining:
         rows = [0, *(k + 1 for k in remaining)]
-        costs = np.sum([_drop_one_costs(leaf[np.ix_(rows, rows)]) for leaf in leaves], axis=0)
+        costs = np.sum([_removal_costs(leaf[np.ix_(rows, rows)]) for leaf in leaves], axis=0)
         order.append(remaining.pop(int(np.argmin(costs))))
     return order
 
 
-def _drop_one_costs(covariance: Float[np.ndarray, "joint joint"]) -> Float[np.ndarray, "variate"]:
+def _removal_costs(covariance: Float[np.ndarray, "joint joint"]) -> Float[np.ndarray, "variate"]:
     _, gram, cross = _scaled(covariance, np.ones(covariance.shape[0] - 1, bool))
     inverse = np.linalg.inv(gram + _SINGULAR * np.eye(cross.size))
     return (inverse @ cross) ** 2 / np.diagonal(inverse)
@@ -66,7 +66,7 @@ def _drop_one_costs(covariance: Float[np.ndarray, "joint joint"]) -> Float[np.nd
 def _scaled(
     covariances: Float[np.ndarray, "*batch joint joint"], keep: Bool[np.ndarray, "*batch variate"]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scale the kept variates to variance one; the others, and those whose variance is not finite, become zero."""
+    """Scale the kept variates to unit variance; the others, and those whose variance is not finite, become zero."""
     own = np.diagonal(covariances, axis1=-2, axis2=-1)[..., 1:]
     usable = keep & np.isfinite(own) & (own > 0)
     unit = 1.0 / np.sqrt(np.where(usable, own, 1.0)) * usable

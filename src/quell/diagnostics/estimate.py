@@ -9,11 +9,11 @@ from jaxtyping import Float
 
 
 class Estimate(NamedTuple):
-    """A number from draws, and how far it may be off.
+    """A Monte Carlo estimate and its standard error.
 
     Attributes:
         value: the estimate.
-        standard_error: of the value; 0 where it is exact, NaN where it is not known.
+        standard_error: of the value; 0 if it is exact, NaN if it is unknown.
 
     Example:
         >>> import quell
@@ -26,11 +26,11 @@ class Estimate(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether no draws were needed."""
+        """Whether the value was computed without draws."""
         return self.standard_error == 0.0
 
     def __repr__(self) -> str:
-        """As many digits as the standard error leaves."""
+        """With the digits that the standard error leaves."""
         if self.is_exact or not (math.isfinite(self.value) and math.isfinite(self.standard_error)):
             return f"{self.value:.6g}"
         digits = min(12, max(0, 1 - math.floor(math.log10(self.standard_error))))
@@ -46,7 +46,7 @@ def mean_of(values: Float[np.ndarray, "group"]) -> Estimate:
 
 
 def ratio_of(above: Float[np.ndarray, "group"], below: Float[np.ndarray, "group"]) -> Estimate:
-    """The ratio of two averages over the same independent groups; its error by linearisation."""
+    """The ratio of two averages over the same independent groups; its error by the delta method."""
     top, mean = float(above.mean()), float(below.mean())
     if mean == 0.0 or not math.isfinite(top + mean):
         return Estimate(math.inf if mean == 0.0 and top > 0 else math.nan, math.nan)

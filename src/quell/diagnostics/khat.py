@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the fitted distribution can be trusted: the tail of the importance ratios, and what to do about it."""
+"""How far the fitted distribution can be trusted: the tail of the importance ratios, with advice."""
 
 import dataclasses
 import math
@@ -21,9 +21,9 @@ class Khat:
     r"""The Pareto shape of the importance ratios \(p(x, z) / q(z)\), with advice.
 
     Attributes:
-        value: \(\hat k\); minus infinity where the largest ratios are all equal, NaN where one is not a number.
-        threshold: up to here importance weighting of this many samples works.
-        num: samples.
+        value: \(\hat k\); minus infinity if the largest ratios are all equal, NaN if one is not a number.
+        threshold: largest value for which importance sampling with this many samples is reliable.
+        num: number of samples.
         advice: what it says about the family, and what to do.
     """
 
@@ -38,7 +38,7 @@ class Khat:
         return self.value <= self.threshold
 
     def __repr__(self) -> str:
-        """The value, its limit and the advice."""
+        """The value, its threshold and the advice."""
         return f"Khat({self.value:.2f}, good up to {self.threshold:.2f}): {self.advice}"
 
 
@@ -51,7 +51,7 @@ def khat_threshold(num: int) -> float:
 
 
 def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num: int = 1000) -> Khat:
-    """The Pareto shape at fresh samples of the family.
+    """The Pareto shape of the importance ratios at fresh samples of the family.
 
     Args:
         key: for the samples.
@@ -67,7 +67,7 @@ def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num:
 
 
 def khat_of(sample: ScoredSample, family: AbstractFamily) -> Khat:
-    """Smooth the importance ratios of a sample and read the shape of their tail."""
+    """The Pareto shape of the importance ratios of a sample."""
     ratios = sample.log_ratios
     value, threshold = psis(ratios, resolution=sample.resolution).khat, khat_threshold(ratios.size)
     bad = int(np.sum(np.isnan(ratios) | np.isposinf(ratios)))
@@ -75,13 +75,13 @@ def khat_of(sample: ScoredSample, family: AbstractFamily) -> Khat:
     if bad or math.isnan(value):
         advice = (
             f"The log density is not finite at {bad or ratios.size:,} of {ratios.size:,} samples. Check the model "
-            "with `quell.check_model(model)`, or keep its latents within their range by a transformation."
+            "with `quell.check_model(model)`, or transform its latents to their support."
         )
     return Khat(value, threshold, ratios.size, advice)
 
 
 def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:
-    """Say what a value means for a family, and what to do about it.
+    """What a value means for a family, and what to do about it.
 
     Args:
         value: of the Pareto shape.
@@ -89,35 +89,35 @@ def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:
         family: that was fitted.
     """
     if value == -math.inf:
-        return "The largest importance ratios are all equal: as far as the samples can tell, nothing is missed."
+        return "The largest importance ratios are all equal: as far as the samples can tell, the fit is exact."
     if value <= min(0.5, threshold):
         return "The fitted distribution is close to the posterior."
     if value <= threshold:
         return (
-            "The fitted distribution is near the posterior but misses some of its tails. Means and spreads can be "
-            "corrected by importance weighting; the samples and their densities are in `to_arviz`."
+            "The fitted distribution is near the posterior but misses some of its tails. Importance sampling can "
+            "correct means and standard deviations; `to_arviz` has the samples and their log densities."
         )
     if value <= 1.0:
         return (
-            "The family is too narrow: it misses parts of the posterior, so that spreads are too small and means may "
-            f"be off. {_way_out(family)}"
+            "The fitted distribution misses parts of the posterior: standard deviations are too small, and means may "
+            f"be off. {_remedy(family)}"
         )
-    return f"The fitted distribution is far from the posterior: do not rely on its spreads. {_way_out(family)}"
+    return f"The fitted distribution is far from the posterior: do not rely on its moments. {_remedy(family)}"
 
 
-def _way_out(family: AbstractFamily) -> str:
+def _remedy(family: AbstractFamily) -> str:
     dim = family.dim
     richest = dim + dim * (dim + 1) // 2
     if family.refuses(Capability.GAUSSIAN):
         return (
-            "If the fit had converged, put latents that depend on each other into one block, such as "
-            "`quell.FullRank`, or change the coordinates of the model."
+            "If the fit has converged, put correlated latents into one block, such as `quell.FullRank`, or "
+            "reparameterize the model."
         )
     if family.num_params >= richest:
         return (
-            "If the fit had converged, no Gaussian does better in these coordinates: change them, for example to "
-            "the logarithm of what is positive, or to a non-centred form."
+            "If the fit has converged, no Gaussian does better in these coordinates: reparameterize the model, for "
+            "example by the logarithm of a positive latent, or in a non-centred form."
         )
     if dim <= _LARGEST_FULL_RANK:
-        return f"If the fit had converged, try full rank: `quell.FullRank({dim})`."
-    return f"If the fit had converged, try a larger rank: `quell.LowRank({dim}, rank=20)`."
+        return f"If the fit has converged, try full rank: `quell.FullRank({dim})`."
+    return f"If the fit has converged, try a larger rank: `quell.LowRank({dim}, rank=20)`."

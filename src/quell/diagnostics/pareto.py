@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 LEAST = 25
-"""Fewer ratios than this have no tail to speak of."""
+"""Least number of ratios, for a tail of five."""
 
 _SMALLEST_TAIL = 5
 
@@ -18,9 +18,9 @@ class Psis:
     r"""Smoothed importance weights.
 
     Attributes:
-        khat: shape of the tail: moments of the ratios up to \(1/\hat k\) exist. Infinite where the tail is too short
-            for a fit, minus infinity where the largest ratios are equal and there is no tail, NaN where a ratio is not
-            a number.
+        khat: shape of the tail: moments of the ratios up to \(1/\hat k\) exist. Infinite if the tail is too short
+            for a fit, minus infinity if the largest ratios are equal and there is no tail, NaN if a ratio is not a
+            number.
         log_weights: normalised, so that their exponentials add up to one.
     """
 
@@ -33,7 +33,7 @@ def psis(log_ratios: Float[np.ndarray, "sample"], *, resolution: float = 0.0) ->
 
     Args:
         log_ratios: \(\log p(z) - \log q(z)\) at samples of \(q\), up to a constant; at least 25 of them.
-        resolution: differences up to this one are rounding, not a tail.
+        resolution: size of the rounding error of a log ratio, below which there is no tail.
 
     Returns:
         The shape of the tail and the smoothed weights.
@@ -42,8 +42,7 @@ def psis(log_ratios: Float[np.ndarray, "sample"], *, resolution: float = 0.0) ->
     """
     if log_ratios.size < LEAST:
         raise ValueError(
-            f"{log_ratios.size} importance ratios were given. At least {LEAST} were needed. "
-            "Draw more samples, for example `num=1000`."
+            f"`log_ratios` must have at least {LEAST} entries, got {log_ratios.size}; draw more samples, `num=1000`."
         )
     ratios = np.asarray(log_ratios, np.float64)
     largest = ratios.max()

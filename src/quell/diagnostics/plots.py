@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of a fit, each legible on a phone, on a light or on a dark ground; the only file here that draws."""
+"""Figures of a fit, each legible on a phone, in a light or a dark theme."""
 
 import contextlib
 import itertools
@@ -11,8 +11,8 @@ import numpy as np
 
 from quell.core.checks import check_name
 from quell.diagnostics.contribution import Contribution, Contributions
-from quell.diagnostics.looks import GROUNDS, PALETTE, check_matplotlib, on_ground
-from quell.diagnostics.noise import GradientVariance
+from quell.diagnostics.theme import PALETTE, THEMES, check_matplotlib, in_theme
+from quell.diagnostics.variance import GradientVariance
 from quell.fit.history import History
 
 _WIDTH, _HEIGHT = 4.2, 3.1
@@ -21,17 +21,17 @@ _MOST_LINES, _MOST_BARS, _LONGEST_NAME = 6, 14, 26
 _BASE, _COMBINED, _REST = PALETTE[6], PALETTE[0], PALETTE[6]
 
 
-def plot_elbo(history: History, *, ground: str = "light") -> Any:
-    """Draw the noisy ELBO over the steps: the median of neighbouring steps, and where eight of ten lie.
+def plot_elbo(history: History, *, theme: str = "light") -> Any:
+    """Draw the noisy ELBO over the steps: median and 80% interval of neighbouring steps.
 
     Args:
-        history: of a fit; skipped steps are left out.
-        ground: `light` or `dark`.
+        history: of a fit; skipped steps are not drawn.
+        theme: `light` or `dark`.
 
     Returns:
-        A figure of matplotlib.
+        A matplotlib figure.
     """
-    with _panels("ELBO over the steps", ground) as (figure, axes):
+    with _panels("ELBO over the steps", theme) as (figure, axes):
         steps, values = _steps(history), history.taken.elbo
         if _is_empty(axes, steps):
             return figure
@@ -45,17 +45,17 @@ def plot_elbo(history: History, *, ground: str = "light") -> Any:
     return figure
 
 
-def plot_norms(history: History, *, ground: str = "light") -> Any:
+def plot_norms(history: History, *, theme: str = "light") -> Any:
     """Draw the squared norms of base and combined gradient over the steps, averaged over neighbouring steps.
 
     Args:
-        history: of a fit; skipped steps are left out.
-        ground: `light` or `dark`.
+        history: of a fit; skipped steps are not drawn.
+        theme: `light` or `dark`.
 
     Returns:
-        A figure of matplotlib.
+        A matplotlib figure.
     """
-    with _panels("Squared norm of the gradient", ground) as (figure, axes):
+    with _panels("Squared norm of the gradient", theme) as (figure, axes):
         steps, taken = _steps(history), history.taken
         if _is_empty(axes, steps):
             return figure
@@ -71,20 +71,20 @@ def plot_norms(history: History, *, ground: str = "light") -> Any:
 
 
 def plot_weights(
-    history: History, names: Sequence[str], *, shown: Sequence[str] | None = None, ground: str = "light"
+    history: History, names: Sequence[str], *, shown: Sequence[str] | None = None, theme: str = "light"
 ) -> Any:
     """Draw each variate's weight over the steps.
 
     Args:
-        history: of a fit; skipped steps are left out.
+        history: of a fit; skipped steps are not drawn.
         names: of the variates, in the order of the weights.
-        shown: those that get a colour of their own; by default the six with the largest weights at the end.
-        ground: `light` or `dark`.
+        shown: names of those drawn in colour; by default the six with the largest weights at the end.
+        theme: `light` or `dark`.
 
     Returns:
-        A figure of matplotlib.
+        A matplotlib figure.
     """
-    with _panels("Weights of the variates", ground, height=1.2 * _HEIGHT) as (figure, axes):
+    with _panels("Weights of the variates", theme, height=1.2 * _HEIGHT) as (figure, axes):
         steps, weights = _steps(history), history.taken.weights
         if _is_empty(axes, steps if names else steps[:0]):
             return figure
@@ -108,20 +108,20 @@ def plot_weights(
     return figure
 
 
-def plot_contributions(found: Contributions, *, ground: str = "light") -> Any:
-    """Draw what each variate is good for beside what it costs.
+def plot_contributions(found: Contributions, *, theme: str = "light") -> Any:
+    """Draw what each variate contributes beside what it costs.
 
     Args:
-        found: at some point of a fit. Of many variates the fourteen that matter most or cost most are drawn.
-        ground: `light` or `dark`.
+        found: at some point of a fit. Of many variates the fourteen that contribute or cost most are drawn.
+        theme: `light` or `dark`.
 
     Returns:
-        A figure of matplotlib.
+        A matplotlib figure.
     """
     drawn = _worth_drawing(found.variates)
     is_timed = any(np.isfinite(variate.cost) for variate in drawn)
     height = max(2.0, 1.2 + 0.27 * len(drawn))
-    with _panels("", ground, columns=2 if is_timed else 1, height=height) as (figure, panels):
+    with _panels("", theme, columns=2 if is_timed else 1, height=height) as (figure, panels):
         panels = np.atleast_1d(panels)
         if _is_empty(panels[0], drawn, "no variates"):
             return figure
@@ -153,18 +153,18 @@ def _draw_costs(axes: Any, drawn: Sequence[Contribution]) -> None:
     _finish(axes, "% of a step", "", title="Time it takes", grid="x")
 
 
-def plot_variance(variance: GradientVariance, *, ground: str = "light") -> Any:
+def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
     """Draw the variance of the gradient by block of parameters, with and without the variates.
 
     Args:
-        variance: at some point of a fit. Of many blocks the fourteen noisiest are drawn.
-        ground: `light` or `dark`.
+        variance: at some point of a fit. Of many blocks the fourteen with the highest variance are drawn.
+        theme: `light` or `dark`.
 
     Returns:
-        A figure of matplotlib.
+        A matplotlib figure.
     """
     blocks = sorted(variance.blocks, key=lambda block: -np.nan_to_num(block.base.value))[:_MOST_BARS]
-    with _panels("Variance by block", ground, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, axes):
+    with _panels("Variance by block", theme, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, axes):
         values = np.array([[block.base.value, block.combined.value] for block in blocks])
         errors = np.nan_to_num([[block.base.standard_error, block.combined.standard_error] for block in blocks])
         values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
@@ -178,30 +178,30 @@ def plot_variance(variance: GradientVariance, *, ground: str = "light") -> Any:
         axes.set_xscale("log")
         axes.set_ylim(-0.6, len(blocks) - 0.4)
         _name_bars(axes, [block.name for block in blocks])
-        _finish(axes, "for the ELBO a datum", "", grid="x")
+        _finish(axes, "for the ELBO per datum", "", grid="x")
         figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return figure
 
 
 @contextlib.contextmanager
-def _panels(title: str, ground: str, *, columns: int = 1, height: float = _HEIGHT) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes in the colours of a ground; one that nobody registers, so that nobody has to close it."""
-    check_name("ground", ground, GROUNDS)
+def _panels(title: str, theme: str, *, columns: int = 1, height: float = _HEIGHT) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes in the colours of a theme; pyplot does not know it, so that it need not be closed."""
+    check_name("theme", theme, THEMES)
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    with on_ground(ground):
+    with in_theme(theme):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         panels = list(np.atleast_1d(figure.subplots(1, columns)))
         for axes in panels:
-            axes.tick_params(which="both", colors=GROUNDS[ground][1])
+            axes.tick_params(which="both", colors=THEMES[theme][1])
         if title:
             figure.suptitle(title, fontsize="medium")
         yield figure, panels[0] if columns == 1 else panels
 
 
 def _show_late_half(axes: Any, low: np.ndarray, high: np.ndarray) -> None:
-    """Leave room for the second half of the steps and as much again below it; the first steps may be far down."""
+    """Limit the axis to the second half of the steps and as much again below it; the first steps may be far down."""
     low, high = low[np.isfinite(low)], high[np.isfinite(high)]
     if low.size:
         bottom, top = low[low.size // 2 :].min(), high[high.size // 2 :].max()
@@ -228,23 +228,23 @@ def _is_empty(axes: Any, content: Sequence[Any] | np.ndarray, text: str = "nothi
 
 
 def _steps(history: History) -> np.ndarray:
-    """Numbers of the steps that were taken."""
+    """Numbers of the steps that were not skipped."""
     return np.flatnonzero(~history.skipped) + 1
 
 
 def _binned(
     steps: np.ndarray, values: np.ndarray, reduce: Callable[[np.ndarray], Any]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Reduce neighbouring steps to one point; what is not finite is left out."""
+    """Reduce neighbouring steps to one point, from their finite values."""
     edges = np.linspace(0, len(steps), min(len(steps), _MOST_POINTS) + 1).astype(int)
-    pieces = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
-    finite = [values[piece][np.isfinite(values[piece])] for piece in pieces]
+    bins = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
+    finite = [values[one][np.isfinite(values[one])] for one in bins]
     reduced = [float(reduce(some)) if some.size else np.nan for some in finite]
-    return np.array([steps[piece].mean() for piece in pieces]), np.array(reduced)
+    return np.array([steps[one].mean() for one in bins]), np.array(reduced)
 
 
 def _worth_drawing(variates: Sequence[Contribution]) -> list[Contribution]:
-    """Those that matter most or cost most, in the order of the ensemble."""
+    """Those that contribute or cost most, in the order of the ensemble."""
     if len(variates) <= _MOST_BARS:
         return list(variates)
 
@@ -256,7 +256,7 @@ def _worth_drawing(variates: Sequence[Contribution]) -> list[Contribution]:
 
 
 def _name_bars(axes: Any, names: Sequence[str]) -> None:
-    """The first bar on top; names as they are, also with dollar signs."""
+    """Label the bars, the first on top; dollar signs are no formulas."""
     axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize="small")
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
@@ -273,7 +273,7 @@ def _legend(figure: Any, axes: Any, rest: str | None) -> None:
 
 
 def _plain_log_ticks(axes: Any) -> None:
-    """Few ticks, written as numbers: growths are mostly between one and ten."""
+    """Few ticks, written as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     high = axes.get_xlim()[1]
@@ -284,7 +284,7 @@ def _plain_log_ticks(axes: Any) -> None:
 
 
 def _short(name: str) -> str:
-    """A name on one line, cut in the middle where it is long; a leading underscore would hide it from a legend."""
+    """A name on one line, with an ellipsis if it is long; a leading underscore would hide it from a legend."""
     line = re.sub(r"[\s\x00-\x1f]+", " ", name).strip()
     if len(line) > _LONGEST_NAME:
         half = (_LONGEST_NAME - 1) // 2

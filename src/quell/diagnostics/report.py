@@ -1,37 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a fit: measure, draw, advise, write."""
+"""The report of a fit: measure, draw figures, advise, write the page."""
 
 import dataclasses
 import importlib.metadata
 import platform
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Key
 
 from quell.core.atomic import write_atomically
 from quell.core.checks import check_key, check_positive
 from quell.core.version import VERSION
 from quell.diagnostics import advice, plots
 from quell.diagnostics.contribution import Contributions, contributions_from
-from quell.diagnostics.covariance import LEAST_DRAWS, affordable_draws, step_covariances
+from quell.diagnostics.covariance import affordable_draws, step_covariances
 from quell.diagnostics.densities import score_sample
 from quell.diagnostics.elbo import elbo_of, exact_elbo_in_chunks
 from quell.diagnostics.khat import Khat, khat_of
-from quell.diagnostics.looks import check_matplotlib, data_uri, png_bytes
-from quell.diagnostics.noise import GradientVariance, variance_from
-from quell.diagnostics.page import page
-from quell.diagnostics.page_contents import Chosen, Contents, Picture
-from quell.diagnostics.subset import keep_variates, used_variates
+from quell.diagnostics.page import Contents, ThemedFigure, check_jinja, page
+from quell.diagnostics.step_time import keep_variates
 from quell.diagnostics.summary import summarise
+from quell.diagnostics.theme import check_matplotlib, data_uri, png_bytes
+from quell.diagnostics.variance import GradientVariance, variance_from
 from quell.evaluation import has_exact_elbo
 from quell.fit.history import History
-from quell.fit.status import Status
-from quell.gradient import Gradient, GradientState
+from quell.fit.result import FitResult
+from quell.gradient import Gradient
 
 _DRAWS, _DRAW_SECONDS = 1000, 1.0
 _SAMPLES, _FEWEST_SAMPLES, _LIKELIHOODS = 1000, 100, 20_000_000
@@ -39,82 +40,39 @@ _TOO_SHORT = 1.0
 _DPI = 150
 
 
-@runtime_checkable
-class FinishedFit(Protocol):
-    """What a report is about: the fields of a `FitResult`."""
-
-    @property
-    def params(self) -> PyTree:
-        """Of the family."""
-        ...
-
-    @property
-    def gradient(self) -> Gradient:
-        """Problem, variates and settings."""
-        ...
-
-    @property
-    def state(self) -> GradientState:
-        """Of the gradient."""
-        ...
-
-    @property
-    def history(self) -> History:
-        """One entry a step."""
-        ...
-
-    @property
-    def status(self) -> Status:
-        """How the fit ended."""
-        ...
-
-    @property
-    def seconds(self) -> float:
-        """Wall-clock time."""
-        ...
-
-    @property
-    def choice(self) -> Chosen | None:
-        """What was chosen automatically."""
-        ...
-
-
-def write_report(path: Path, fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Path:
+def write_report(path: Path, fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Path:
     """Write one self-contained HTML page about a fit.
 
     Args:
         path: of the page.
-        fit: that has ended, in whatever way.
+        fit: with any status.
         key: for the draws behind the numbers.
         seconds: after which no more costs of variates are measured, the least useful ones coming first.
 
     Returns:
         The path.
 
-    Cost: a few seconds, and one more compilation of the step for each variate. Large models get fewer draws.
+    Cost: a few seconds, and one more compilation of the step per variate. Large models get fewer draws.
     """
     check_key(key)
     check_positive("seconds", seconds)
     check_matplotlib()
+    check_jinja()
     if not path.parent.is_dir():
-        raise FileNotFoundError(
-            f"The report was to be written to {path}. The folder {path.parent} was needed, and is not there. "
-            f"Type `mkdir -p {path.parent}` first."
-        )
+        raise FileNotFoundError(f"`path` must be in an existing folder, got {path}; try `mkdir -p {path.parent}`.")
     html = page(gather(fit, key, seconds=seconds))
     write_atomically(path, lambda file: file.write(html.encode()))
     return path
 
 
-def gather(fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Contents:
-    """Everything that the page shows."""
+def gather(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Contents:
+    """Everything that the page shows; variates that are not active are left out."""
     began = time.perf_counter()
-    used = used_variates(fit.gradient)
-    gradient, state = keep_variates(fit.gradient, fit.state, used)
+    gradient, state = keep_variates(fit.gradient, fit.state, _active(fit.gradient))
     gradient, problem = dataclasses.replace(gradient, active=None), gradient.problem
     draw_key, time_key, sample_key = jax.random.split(key, 3)
     at = (gradient, fit.params, state)
-    num = max(LEAST_DRAWS, affordable_draws(draw_key, *at, seconds=_DRAW_SECONDS, most=_DRAWS))
+    num = affordable_draws(draw_key, *at, seconds=_DRAW_SECONDS, most=_DRAWS)
     covariances = step_covariances(draw_key, *at, num=num)
     variance = variance_from(covariances, *at, num=num)
     num_samples = int(np.clip(_LIKELIHOODS // problem.model.num_data, _FEWEST_SAMPLES, _SAMPLES))
@@ -133,75 +91,72 @@ def gather(fit: FinishedFit, key: Key[Array, ""], *, seconds: float) -> Contents
         variance=variance,
         contributions=found,
         advice=advice_on(fit, khat, variance, found),
-        pictures=_pictures(
-            _history_of(fit, gradient.weight_names), gradient.weight_names, variance, found, is_exact=is_exact(fit)
-        ),
+        figures=_figures(fit, gradient.weight_names, variance, found),
         summary=summarise(jax.vmap(problem.model.constrain)(sample.latents)),
         settings=_settings(gradient),
-        choice=fit.choice,
+        choice_reason=None if fit.choice is None else fit.choice.reason,
+        is_exact=_is_exact(fit),
     )
 
 
-def is_exact(fit: FinishedFit) -> bool:
-    """Whether the gradient has no noise."""
-    return fit.choice is not None and fit.choice.exact
-
-
-def _history_of(fit: FinishedFit, weight_names: tuple[str, ...]) -> History:
-    """With the weights of some variates only."""
-    columns = [fit.gradient.weight_names.index(name) for name in weight_names]
-    return fit.history._replace(weights=fit.history.weights[:, columns])
-
-
-def advice_on(fit: FinishedFit, khat: Khat, variance: GradientVariance, found: Contributions) -> list[advice.Advice]:
+def advice_on(fit: FitResult, khat: Khat, variance: GradientVariance, found: Contributions) -> list[advice.Advice]:
     """All advice on a fit, the most urgent first."""
-    history, names, choice = fit.history, fit.gradient.names, fit.choice
+    history, rule = fit.history, fit.gradient.rule
+    reason = None if fit.choice is None else fit.choice.reason
     dropped = history.dropped.sum(axis=0).tolist()
-    num_used = len(used_variates(fit.gradient))
     return advice.most_urgent_first(
         [
             *advice.advise_end(fit.status),
-            *advice.advise_trend(history.taken.elbo, is_exact=is_exact(fit)),
+            *([] if _is_exact(fit) else advice.advise_trend(history.taken.elbo)),
             *advice.advise_khat(khat),
-            *advice.advise_noise(
-                variance.total.ratio, num_used, fit.gradient.rule, reason=choice.reason if choice else None
-            ),
+            *advice.advise_variance(variance.total.ratio, len(_active(fit.gradient)), rule, reason=reason),
             *advice.advise_variates(found),
             *advice.advise_weights(found.combined, found.best),
             *advice.advise_skipped(history.num_skipped, history.num_steps),
-            *advice.advise_dropped(names, dropped, history.num_steps),
+            *advice.advise_dropped(fit.gradient.names, dropped, history.num_steps),
         ]
     )
 
 
-def _pictures(
-    history: History, names: tuple[str, ...], variance: GradientVariance, found: Contributions, *, is_exact: bool
-) -> list[Picture]:
-    ranked = [v.name for v in sorted(found.variates, key=lambda v: -np.nan_to_num(v.growth.value))]
-    shown = [name for one in ranked for name in names if name == one or name.startswith(f"{one}[")]
-    figures: dict[str, Any] = {
-        "The ELBO over the steps": lambda ground: plots.plot_elbo(history, ground=ground),
-        "Squared norm of the gradient over the steps": lambda ground: plots.plot_norms(history, ground=ground),
+def _is_exact(fit: FitResult) -> bool:
+    return fit.choice is not None and fit.choice.exact
+
+
+def _active(gradient: Gradient) -> list[int]:
+    """Indices of the variates that are used."""
+    return [k for k in range(len(gradient.variates)) if gradient.active is None or gradient.active[k]]
+
+
+def _figures(
+    fit: FitResult, names: tuple[str, ...], variance: GradientVariance, found: Contributions
+) -> list[ThemedFigure]:
+    history = _with_weights_of(fit, names)
+    figures: dict[str, Callable[..., Any]] = {
+        "The ELBO over the steps": partial(plots.plot_elbo, history),
+        "Squared norm of the gradient over the steps": partial(plots.plot_norms, history),
     }
     if names:
+        ranked = [v.name for v in sorted(found.variates, key=lambda v: -np.nan_to_num(v.growth.value))]
+        shown = [name for one in ranked for name in names if name == one or name.startswith(f"{one}[")]
         figures |= {
-            "Weights of the variates over the steps": lambda ground: plots.plot_weights(
-                history, names, shown=shown, ground=ground
-            ),
-            "What each variate is good for and what it costs": lambda ground: plots.plot_contributions(
-                found, ground=ground
-            ),
+            "Weights of the variates over the steps": partial(plots.plot_weights, history, names, shown=shown),
+            "Contribution and cost of each variate": partial(plots.plot_contributions, found),
         }
-    if not is_exact:
-        figures["Variance of the gradient by block"] = lambda ground: plots.plot_variance(variance, ground=ground)
-    return [Picture(title, _drawn(draw("light")), _drawn(draw("dark"))) for title, draw in figures.items()]
+    if not _is_exact(fit):
+        figures["Variance of the gradient by block"] = partial(plots.plot_variance, variance)
+    return [
+        ThemedFigure(title, *(data_uri(png_bytes(draw(theme=theme), dpi=_DPI)) for theme in ("light", "dark")))
+        for title, draw in figures.items()
+    ]
 
 
-def _drawn(figure: Any) -> str:
-    return data_uri(png_bytes(figure, dpi=_DPI))
+def _with_weights_of(fit: FitResult, names: tuple[str, ...]) -> History:
+    columns = [fit.gradient.weight_names.index(name) for name in names]
+    return fit.history._replace(weights=fit.history.weights[:, columns])
 
 
 def _settings(gradient: Gradient) -> dict[str, str]:
+    packages = [f"{name} {importlib.metadata.version(name)}" for name in ("jax", "equinox", "optax", "numpy")]
     return {
         "data": f"{gradient.problem.model.num_data:,}",
         "latent coordinates": f"{gradient.problem.family.dim:,}",
@@ -210,16 +165,10 @@ def _settings(gradient: Gradient) -> dict[str, str]:
         "sampler": _one_line(gradient.sampler),
         "rule": _one_line(gradient.rule),
         "base gradient": _one_line(gradient.base),
-        "versions": _versions(),
+        "versions": ", ".join([f"quell {VERSION}", *packages, f"Python {platform.python_version()}"]),
         "device": jax.devices()[0].device_kind,
     }
 
 
 def _one_line(noun: object) -> str:
     return re.sub(r"(?<=\()\s+|\s+(?=\))", "", " ".join(repr(noun).split()))
-
-
-def _versions() -> str:
-    packages = ("jax", "equinox", "optax", "numpy")
-    listed = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    return ", ".join([f"quell {VERSION}", *listed, f"Python {platform.python_version()}"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What variates cost: compiled steps with and without them, measured side by side."""
+"""What variates cost: compiled steps with all and with some of them, timed side by side."""
 
+import dataclasses
 import math
 import os
 import time
@@ -13,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from quell.combine import NormalWishart, Rule
 from quell.core.compilation import quick_lower
-from quell.diagnostics.subset import keep_variates
 from quell.gradient import Gradient, GradientState
 
 _ROUNDS = 21
@@ -23,12 +24,12 @@ _MOST_STEPS = 2000
 
 
 class StepTimes(NamedTuple):
-    """Times of a step.
+    """Times per step.
 
     Attributes:
-        seconds: of a step with all variates; the median of the rounds.
-        relative: time of a step with a part of the variates over that with all, by the part's name; the median of
-            the ratios within each round. FactoredGradient whose turn did not come are absent.
+        seconds: per step with all variates; the median of the rounds.
+        relative: time per step with a subset of the variates over that with all, by the subset's name; the median of
+            the ratios within each round. Subsets that were not compiled within the budget are absent.
     """
 
     seconds: float
@@ -41,28 +42,59 @@ def step_times(
     params: PyTree,
     state: GradientState,
     *,
-    parts: Mapping[str, Sequence[int]],
+    subsets: Mapping[str, Sequence[int]],
     budget: float,
 ) -> StepTimes:
-    """Measure a step with all variates against steps with parts of them, in alternation.
+    """Time a step with all variates against steps with subsets of them, in alternation.
 
     Args:
         key: for the draws.
         gradient: with all variates.
         params: where to measure.
         state: of the gradient.
-        parts: places of the variates to keep, by name.
-        budget: seconds for compilation, most of the time needed; parts are compiled in turn until it is spent.
+        subsets: indices of the variates to keep, by name.
+        budget: seconds for compilation, which takes most of the time; subsets are compiled in turn until it is spent.
     """
-    kept = {"": (gradient, state)} | {name: keep_variates(gradient, state, keep) for name, keep in parts.items()}
+    kept = {"": (gradient, state)} | {name: keep_variates(gradient, state, keep) for name, keep in subsets.items()}
     programs = _compile({name: (one, key, params, before) for name, (one, before) in kept.items()}, budget)
-    idle = {name: min(program(0) for _ in range(3)) for name, program in programs.items()}
-    num = _enough_steps(lambda steps: programs[""](steps) - idle[""])
+    overhead = {name: min(program(0) for _ in range(3)) for name, program in programs.items()}
+    num = _enough_steps(lambda steps: programs[""](steps) - overhead[""])
     rounds = [
-        {name: max(program(num) - idle[name], 1e-9) for name, program in programs.items()} for _ in range(_ROUNDS)
+        {name: max(program(num) - overhead[name], 1e-9) for name, program in programs.items()} for _ in range(_ROUNDS)
     ]
     relative = {name: float(np.median([r[name] / r[""] for r in rounds])) for name in programs if name}
     return StepTimes(float(np.median([r[""] for r in rounds])) / num, relative)
+
+
+def keep_variates(gradient: Gradient, state: GradientState, keep: Sequence[int]) -> tuple[Gradient, GradientState]:
+    """A gradient with some of its variates, and its state with what was learned for these.
+
+    Args:
+        gradient: with all variates.
+        state: of that gradient.
+        keep: indices of variates.
+    """
+    rows = [0, *(k + 1 for k in keep)]
+    smaller = dataclasses.replace(
+        gradient,
+        variates=tuple(gradient.variates[k] for k in keep),
+        rule=_rule_of(gradient.rule, list(keep)),
+        active=None if gradient.active is None else tuple(gradient.active[k] for k in keep),
+    )
+
+    def cut(leaf: Array) -> Array:
+        return leaf if leaf.ndim == 0 else jnp.asarray(np.asarray(leaf)[..., rows, :][..., rows])
+
+    moments = jax.tree.map(cut, state.moments)
+    return smaller, GradientState(moments, tuple(state.variates[k] for k in keep))
+
+
+def _rule_of(rule: Rule, keep: list[int]) -> Rule:
+    if rule.prior is None:
+        return rule
+    gram, cross = (np.asarray(trace) for trace in (rule.prior.gram, rule.prior.cross))
+    prior = NormalWishart(jnp.asarray(gram[keep][:, keep]), jnp.asarray(cross[keep]), rule.prior.strength)
+    return dataclasses.replace(rule, prior=prior)
 
 
 def _enough_steps(seconds: Callable[[int], float]) -> int:
@@ -73,9 +105,9 @@ def _enough_steps(seconds: Callable[[int], float]) -> int:
 
 
 def _compile(arguments: Mapping[str, tuple[Any, ...]], budget: float) -> dict[str, Callable[[int], float]]:
-    """Compile programs side by side, and return those that were begun before the budget was spent.
+    """Compile programs in parallel, and return those that were begun before the budget was spent.
 
-    Threads share compilation alone. A model may be traced by one at a time (NumPyro keeps one stack of handlers), and
+    Threads share compilation alone. A model must be traced by one at a time (NumPyro keeps one stack of handlers), and
     two programs that run at once in one process may wait for each other for ever.
     """
     began = time.perf_counter()
@@ -110,7 +142,7 @@ def _take_steps(
     num_steps: Int[Array, ""],
     rate: Float[Array, ""],
 ) -> Any:
-    """Steps of length zero: the compiler does not know the rate, so that nothing is computed once for all of them."""
+    """Steps of length zero; the compiler does not know the rate, so that it cannot hoist anything out of the loop."""
 
     def body(step: Int[Array, ""], carry: tuple[PyTree, GradientState]) -> tuple[PyTree, GradientState]:
         now, before = carry

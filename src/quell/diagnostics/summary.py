@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fitted distribution in a table: a line for each named number."""
+"""The fitted distribution in a table: a row per scalar."""
 
 import dataclasses
 import itertools
@@ -8,20 +8,22 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
-from quell.diagnostics.blocks import named_leaves
-
 COLUMNS = ("mean", "std", "5%", "50%", "95%")
-"""What is told about each number."""
+"""Columns of the table."""
+
+LATENT = "z"
+"""Name of a latent that has none of its own."""
 
 _LONG, _SHOWN = 8, 3
 _MOST_ROWS = 60
 
 
 class SummaryRow(NamedTuple):
-    """One number of the latent: its name, and the values of `COLUMNS`; none where a part of a vector is left out."""
+    """One scalar of the latent: its name, and the values of `COLUMNS`; none for an ellipsis."""
 
     name: str
     values: tuple[float, ...]
@@ -29,13 +31,13 @@ class SummaryRow(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
+    """Mean, standard deviation and quantiles of every scalar of the latent, on the model's own (constrained) scale.
 
     Attributes:
-        names: of the numbers, such as `scale` or `slope[0,2]`.
-        values: one row a number, one column for each of mean, standard deviation, 5%, 50% and 95%.
-        lengths: how many numbers each variable has, in order.
-        num: samples that the values were computed from.
+        names: of the scalars, such as `scale` or `slope[0,2]`.
+        values: one row per scalar, with columns mean, standard deviation, 5%, 50% and 95%.
+        lengths: number of scalars of each variable, in order.
+        num: number of samples.
     """
 
     names: tuple[str, ...]
@@ -44,27 +46,27 @@ class Summary:
     num: int
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        """Every number: `summary.as_dict()["slope[0]"]["95%"]`."""
+        """Every scalar: `summary.as_dict()["slope[0]"]["95%"]`."""
         rows = self.values.tolist()
         return {name: dict(zip(COLUMNS, row, strict=True)) for name, row in zip(self.names, rows, strict=True)}
 
     def rows(self) -> Iterator[SummaryRow]:
-        """Every number, one by one."""
+        """Every scalar, one by one."""
         for name, values in zip(self.names, self.values.tolist(), strict=True):
             yield SummaryRow(name, tuple(values))
 
     def short_rows(self, *, most: int = _MOST_ROWS) -> list[SummaryRow]:
-        """As many rows as fit a page: of a long vector the first three and the last, dots in between.
+        """At most as many rows as fit a page: of a long vector the first three and the last, an ellipsis in between.
 
         Args:
-            most: rows; what is beyond them is counted in the last one.
+            most: number of rows; those left out are counted in one more.
         """
         starts = itertools.accumulate(self.lengths[:-1], initial=0)
         found: list[SummaryRow] = []
         for start, length in zip(starts, self.lengths, strict=False):
             if len(found) >= most:
                 left = len(self.names) - start
-                return [*found[:most], SummaryRow(f"... and {left:,} more numbers", ())]
+                return [*found[:most], SummaryRow(f"... and {left:,} more rows", ())]
             places = range(length) if length <= _LONG else [*range(_SHOWN), None, length - 1]
             for place in places:
                 hidden = f"... ({length - _SHOWN - 1:,} more)"
@@ -75,7 +77,7 @@ class Summary:
         return SummaryRow(self.names[place], tuple(self.values[place].tolist()))
 
     def __repr__(self) -> str:
-        """A table; long vectors are cut short."""
+        """A table; long vectors are abbreviated."""
         rows = self.short_rows()
         width = max((len(row.name) for row in rows), default=0)
         lines = [" " * width + "".join(f"{column:>11}" for column in COLUMNS)]
@@ -83,7 +85,7 @@ class Summary:
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        """The same for a notebook."""
+        """The table in a notebook."""
         return summary_table(self)
 
 
@@ -104,11 +106,11 @@ def summarise(sample: PyTree[Any]) -> Summary:
     names = [name for key, leaf in leaves.items() for name in _scalars(key, leaf.shape[1:])]
     tables = [_table(leaf.reshape(num, -1).astype(np.float64)) for leaf in leaves.values()]
     values = np.concatenate(tables) if tables else np.zeros((0, len(COLUMNS)))
-    return Summary(tuple(names), values, tuple(int(np.prod(leaf.shape[1:])) for leaf in leaves.values()), num)
+    return Summary(tuple(names), values, tuple(math.prod(leaf.shape[1:]) for leaf in leaves.values()), num)
 
 
 def summary_table(summary: Summary) -> str:
-    """The table as HTML; names are shown as they are, whatever they hold."""
+    """The table as HTML, with escaped names."""
     head = "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
     rows = "".join(_table_row(row) for row in summary.short_rows())
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -121,8 +123,17 @@ def _table_row(row: SummaryRow) -> str:
     return f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>'
 
 
+def named_leaves(latent: PyTree) -> dict[str, Any]:
+    """The arrays of a latent by their paths, such as `slope` or `group.scale`."""
+    leaves = jax.tree_util.tree_flatten_with_path(latent)[0]
+    names = [jax.tree_util.keystr(path, simple=True, separator=".") or LATENT for path, _ in leaves]
+    if len(set(names)) < len(names):  # a key that holds a dot, beside a nested one
+        names = [jax.tree_util.keystr(path) for path, _ in leaves]
+    return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+
+
 def compact(value: float) -> str:
-    """A number in eight characters at most, so that five of them fit the width of a phone."""
+    """A number in at most eight characters, so that five columns fit on a phone."""
     small = 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < math.inf
     text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if small else f"{value:.3g}"
     return text.replace("-", "−")

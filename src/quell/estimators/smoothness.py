@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jaxtyping import Array
 
-from quell.core.program import inner_programs
+from quell.core.program import inner_programs, live_equations
 from quell.data.access import first_rows
 from quell.evaluation import Problem
 
@@ -46,7 +46,8 @@ def has_no_kinks(problem: Problem) -> bool:
 
     Their programs are read, and nothing is computed. Every operation on the way from the latent to the density must be
     known to be smooth where it is finite; a comparison is allowed with a support only. So `False` says nothing. `True`
-    can be relied on, but for kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for derivatives of the user's own.
+    can be relied on, but for kinks that are written through infinities, such as `exp(log(z**2) / 2)`, and for
+    derivatives of the user's own.
     """
     model = problem.model
     rows = first_rows(model.data, 1)
@@ -88,22 +89,12 @@ def _passes(jaxpr: Any, given: list[Seen]) -> list[Seen] | None:
             return Seen(outside=bool(np.all(np.asarray(var.val) == -np.inf)))
         return known.get(var, Seen())
 
-    for equation in _used(jaxpr):
+    for equation in live_equations(jaxpr):
         outputs = _step(equation, [look(var) for var in equation.invars])
         if outputs is None:
             return None
         known |= dict(zip(equation.outvars, outputs, strict=True))
     return [look(var) for var in jaxpr.outvars]
-
-
-def _used(jaxpr: Any) -> list[Any]:
-    """The operations whose results reach an output, in their order."""
-    needed, found = {id(var) for var in jaxpr.outvars}, []
-    for equation in reversed(jaxpr.eqns):
-        if any(id(var) in needed for var in equation.outvars):
-            needed |= {id(var) for var in equation.invars}
-            found.append(equation)
-    return found[::-1]
 
 
 def _step(equation: Any, inputs: list[Seen]) -> list[Seen] | None:

@@ -62,26 +62,33 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     Returns:
         The ELBO in nats, over all data.
     """
-    model, family, predictor = problem.model, problem.family, problem.predictor
-    if predictor is None or not has_exact_elbo(problem):
+    model = problem.model
+    if not has_exact_elbo(problem):
         raise TypeError(
             f"`exact_elbo` needs a linear predictor, a normal prior and a Gaussian family, got {model} with "
-            f"{type(family).__name__}; try `result.elbo()` for an estimate with its standard error."
+            f"{type(problem.family).__name__}; try `result.elbo()` for an estimate with its standard error."
         )
-    mean = family.mean(params)
 
     @jax.checkpoint
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:
-        features = predictor.rows(rows)
-        variance = family.predictor_variance(params, features)
-        return jnp.sum(predictor.expected_log_likelihood(features @ mean, variance, rows), where=counts)
+        return jnp.sum(expected_log_likelihoods(problem, params, rows), where=counts)
 
     data = sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
-    return data + elbo_without_data(problem, params)
+    return data + expected_prior_and_entropy(problem, params)
 
 
-def elbo_without_data(problem: Problem, params: PyTree) -> Float[Array, ""]:
-    """Expected log-prior and entropy, in closed form."""
-    prior = problem.model.prior.quadratic(problem.family.mean(params))
-    assert prior is not None, "asked where there is an exact ELBO"
-    return problem.family.expected_quadratic(params, prior) + problem.family.entropy(params)
+def expected_log_likelihoods(problem: Problem, params: PyTree, rows: PyTree) -> Float[Array, "datum"]:
+    """Expected log-likelihood of each row under q, for a problem with an exact ELBO: one quadrature per datum."""
+    family, predictor = problem.family, problem.predictor
+    assert predictor is not None, "there is an exact ELBO"
+    features = predictor.rows(rows)
+    variance = family.predictor_variance(params, features)
+    return predictor.expected_log_likelihood(features @ family.mean(params), variance, rows)
+
+
+def expected_prior_and_entropy(problem: Problem, params: PyTree) -> Float[Array, ""]:
+    """What does not depend on the data of an exact ELBO: the expected log-prior and the entropy."""
+    family = problem.family
+    prior = problem.model.prior.quadratic(family.mean(params))
+    assert prior is not None, "there is an exact ELBO"
+    return family.expected_quadratic(params, prior) + family.entropy(params)

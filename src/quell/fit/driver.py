@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.core.devices import in_use
-from quell.core.processes import ProcessLost, agree, are_several, first_says, is_first, last_words, lost
+from quell.core.processes import ProcessLost, agree, are_several, first_says, hint_if_killed, is_first, process_lost
 from quell.fit import loop
 from quell.fit.automatic import LAST_STEPS, SETTLED
 from quell.fit.callback import FitProgress
@@ -58,7 +58,7 @@ def _run_plan(plan: FitPlan) -> list[FitResult]:
     run.check_steps()
     try:
         bar = progress_bar(plan.options.steps, first=int(run.step.max()), show=show)
-        with bar as report, last_words(keeper.advice, several=are_several()):
+        with bar as report, hint_if_killed(keeper.advice, several=are_several()):
             run.go(keeper, report)
     except KeyboardInterrupt:
         if are_several():
@@ -66,7 +66,7 @@ def _run_plan(plan: FitPlan) -> list[FitResult]:
     except (jax.errors.JaxRuntimeError, ProcessLost) as error:
         if not are_several():
             raise
-        raise lost(error, keeper.advice) from error
+        raise process_lost(error, keeper.advice) from error
     finally:
         keeper.save(run.reached)
     return run.results()

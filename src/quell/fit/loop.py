@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.compilation import quick_jit
-from quell.core.devices import settle
+from quell.core.devices import constrain_state
 from quell.fit.algorithm import Algorithm, AlgorithmState
 from quell.fit.average import TailAverage
 from quell.gradient import GradientInfo
@@ -114,7 +114,7 @@ def take_step(
     if average is not None:
         average = average.include(reached.params, finite & moves & (state.step >= policy.average_after))
     counts = in_a_row <= policy.max_skipped
-    return settle((LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)))
+    return constrain_state((LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)))
 
 
 def _stays_finite(new: PyTree, old: PyTree) -> Bool[Array, ""]:

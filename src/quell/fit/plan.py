@@ -15,7 +15,7 @@ from jaxtyping import Array, Key, PyTree
 from quell.combine import Rule
 from quell.core.checks import check_count, check_finite, check_key
 from quell.core.devices import check_divides, in_use, num_devices, place_rows, place_state
-from quell.core.processes import are_several, last_words
+from quell.core.processes import are_several, hint_if_killed
 from quell.data.access import most_rows, on_disk
 from quell.evaluation import Problem, Sampler
 from quell.families import AbstractFamily, Capability
@@ -250,7 +250,7 @@ def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
             "Give each process as many of them as its memory holds, or leave out `mesh`."
         )
     arrays, static = eqx.partition(model, eqx.is_array)
-    with last_words("Look at what the others say, and start all of them again.", several=are_several()):
+    with hint_if_killed("Look at what the others say, and start all of them again.", several=are_several()):
         rows = place_rows(arrays.data, mesh)
         others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)

@@ -13,7 +13,7 @@ from quell.estimators import (
     ScoreFunction,
 )
 from quell.evaluation import Evaluation, Problem
-from quell.evaluation.problem import elbo_without_data
+from quell.evaluation.problem import expected_prior_and_entropy
 from quell.families import Capability, FactoredGradient
 from quell.terms import AbstractTerm, Data, Prior, Variational, joint
 from quell.variates.cost import refuses_memory
@@ -53,7 +53,9 @@ class BaseGradient(eqx.Module):
         the posterior, the more of the noise cancels.
         """
         if self.is_exact(evaluation):
-            return Data().expectation(evaluation).value + elbo_without_data(evaluation.problem, evaluation.params)
+            return Data().expectation(evaluation).value + expected_prior_and_entropy(
+                evaluation.problem, evaluation.params
+            )
         transport = evaluation.problem.family.sampling
         values = joint().values(evaluation, transport, full_data=False)
         return jnp.mean(values - evaluation.algebra.log_probs(transport))

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.core.checks import check_count, check_finite
 from quell.data import DiskRows
-from quell.data.check import check_disk_rows
+from quell.data.access import check_disk_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel
 from quell.models.data_expansion import FunctionDataExpansion
 from quell.models.prior import AbstractPrior, FunctionPrior

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from quell.core.checks import check_finite
 from quell.data import DiskRows
-from quell.data.check import check_disk_rows
+from quell.data.access import check_disk_rows
 from quell.data.disk_rows import join_rows
 
 Look = Callable[[Any], None]

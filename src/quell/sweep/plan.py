@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from quell.core.checks import check_count, check_key, check_positive
-from quell.core.processes import last_words, wait_for_all
+from quell.core.processes import hint_if_killed, wait_for_all
 from quell.core.version import VERSION
 from quell.evaluation import Problem
 from quell.families import AbstractFamily
@@ -134,7 +134,7 @@ class SweepPlan:
         folder = None if out is None else SweepFolder(out, self.settings())
         found = {} if folder is None else {name: folder.find(name, self._words(name)) for name in self.subsets}
         pieces: dict[str, Piece] = {}
-        with last_words(_GO_ON, several=jax.process_count() > 1):
+        with hint_if_killed(_GO_ON, several=jax.process_count() > 1):
             for name in own_share(list(self.subsets)):
                 kept = found.get(name)
                 pieces[name] = self._fit(name, folder) if kept is None else kept

@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 
 from quell.core.checks import check_name
-from quell.diagnostics.looks import GROUNDS, PALETTE, check_matplotlib, on_ground
+from quell.diagnostics.theme import PALETTE, THEMES, check_matplotlib, in_theme
 from quell.sweep.row import SweepRow
 
 _WIDTH, _HEIGHT = 5.4, 3.8
 _MARKERS = "osD^vPX"
 
 
-def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
+def draw_sweep(rows: Sequence[SweepRow], *, theme: str) -> Any:
     """Draw the final ELBO against the learning rate, a line and a band a subset."""
-    check_name("ground", ground, GROUNDS)
+    check_name("theme", theme, THEMES)
     check_matplotlib()
     from matplotlib.figure import Figure
 
-    with on_ground(ground):
+    with in_theme(theme):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
         names = list(dict.fromkeys(row.subset for row in rows))
@@ -29,7 +29,7 @@ def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
             _draw_subset(axes, number, [row for row in rows if row.subset == name], floor=2 * bottom - top)
         axes.set(xscale="log", xlabel="learning rate", ylabel="final ELBO in nats")
         axes.set_ylim(bottom, top)
-        axes.tick_params(which="both", colors=GROUNDS[ground][1])
+        axes.tick_params(which="both", colors=THEMES[theme][1])
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)

@@ -60,16 +60,16 @@ class SweepResult:
         writer.writerows(row.as_dict() for row in self.rows)
         return _written(path, text.getvalue())
 
-    def plot(self, *, ground: str = "light") -> Any:
+    def plot(self, *, theme: str = "light") -> Any:
         """Draw the final ELBO against the learning rate: a line a subset for the median, a band from lowest to highest.
 
         Args:
-            ground: `light` or `dark`.
+            theme: `light` or `dark`.
 
         Returns:
             A figure of matplotlib.
         """
-        return draw_sweep(self.rows, ground=ground)
+        return draw_sweep(self.rows, theme=theme)
 
     def __repr__(self) -> str:
         """A table."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a NumPyro model before it is fitted."""
+"""Checks of a NumPyro model before it is fitted."""
 
 import warnings
 
@@ -11,20 +11,20 @@ from jaxtyping import Array, Float
 
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.likelihood import Likelihood, NumPyroData
-from quell.adapters.numpyro.run import Rows, log_prob, plate_dims
 from quell.adapters.numpyro.structure import Access, Structure, read_structure
+from quell.adapters.numpyro.trace import Rows, log_prob, plate_dims
 from quell.core.compilation import quick_jit
 from quell.models import ModelError
 
 _NUM_PROBES = 3
-"""Random latents at which two ways to compute the same thing must agree."""
+"""Number of random latents at which two computations of one density must agree."""
 
 
 def first_structure(call: Call, plate: str | None = None) -> Structure:
-    """What a first run shows; only shapes are looked at, and nothing is computed.
+    """The structure of a model, from its shapes; nothing is computed.
 
     Raises:
-        ModelError: with what the model raised, or what cannot be fitted.
+        ModelError: if the model cannot be run, with its error, or cannot be fitted.
     """
     found: list[Structure] = []
     eqx.filter_eval_shape(lambda given: found.append(_structure(given, plate)), call)
@@ -33,26 +33,25 @@ def first_structure(call: Call, plate: str | None = None) -> Structure:
 
 def _structure(call: Call, plate: str | None) -> Structure:
     try:
-        first = call.run({}, Rows())
-        for site in first.sites.values():
+        trace = call.trace({}, Rows())
+        for site in trace.sites.values():
             _ = log_prob(site) if site["type"] == "sample" and not plate_dims(site) else None
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError) as error:
         raise ModelError(
-            "The model turns values of its arrays into Python numbers while it runs, for example with `int(x.max())` "
-            "or `np.unique(x)`. A model that can be compiled was needed. Compute such numbers before, and pass them as "
-            f"arguments of their own, for example `num_groups=8`. JAX said: {str(error).splitlines()[0]}"
+            "The model must be compilable by JAX, got one that turns array values into Python numbers, such as "
+            "`int(x.max())` or `np.unique(x)`; compute them before, and pass them as arguments of their own, for "
+            f"example `num_groups=8` ({str(error).splitlines()[0]})."
         ) from error
     except Exception as error:
         raise ModelError(
-            f"The model could not be run: {type(error).__name__}: {error}. A NumPyro model whose plates have the sizes "
-            "of their data was needed, called with all of its arguments. Try "
-            "`numpyro.handlers.seed(model, 0)(...)` by hand, and look at the size of each `numpyro.plate`."
+            f"The model cannot be run with these arguments: {type(error).__name__}: {error}. Try "
+            "`numpyro.handlers.seed(model, 0)(...)`, and check the size of each `numpyro.plate`."
         ) from error
-    return read_structure(first, plate)
+    return read_structure(trace, plate)
 
 
 def choose_access(call: Call, structure: Structure) -> Likelihood:
-    """The cheapest way to take rows that agrees with the likelihood of all of them."""
+    """The cheapest access to rows that agrees with the likelihood of all of them."""
     whole = Likelihood(call, structure, Access.GATHERED)
     if structure.num_data == 1:
         return whole
@@ -65,13 +64,13 @@ def choose_access(call: Call, structure: Structure) -> Likelihood:
 
 
 def _agree(way: Likelihood, whole: Likelihood) -> bool:
-    """Whether rows taken one way have the values that they have among all; errors of a cut model count as no."""
+    """Whether rows have the same likelihood as among all; an error of the model counts as no."""
     num_data = whole.structure.num_data
     index = jnp.asarray(np.unique([num_data - 1, num_data // 3]))
     batch = jax.tree.map(lambda rows: rows[index], way.data())
     try:
         found, expected = _rows_twice(way, batch, whole, NumPyroData({}, index), _probes(whole.structure))
-    except Exception:  # whatever a model raises that was not written for fewer rows
+    except Exception:  # a model that was not written for fewer rows may raise anything
         return False
     return found.shape == expected.shape and np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
@@ -92,23 +91,23 @@ def _rows_twice(
 
 
 def check_joint(call: Call, structure: Structure) -> None:
-    """Refuse a model that is finite at no probe, and one whose log joint is not NumPyro's own.
+    """Refuse a model that is finite at no random latent, and one whose log joint differs from NumPyro's.
 
     Raises:
-        ModelError: with the site that is not finite, or with both values.
+        ModelError: with the site that is not finite, or both values.
     """
     ours, theirs = _joint_twice(call, _Static(structure), _probes(structure))
     if not bool(jnp.any(jnp.isfinite(ours))):
-        _name_what_is_not_finite(call, structure)
+        _raise_not_finite(call, structure)
     if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise ModelError(
-            f"The model's log joint is {theirs[0]} in NumPyro and {ours[0]} as it was read. Equal values were needed, "
-            "so the model holds something that is not understood. Write it as a `quell.Model`."
+            f"The log joint density must be NumPyro's, {theirs[0]}, got {ours[0]}: the model has something that is not "
+            "supported; write it as a `quell.Model`."
         )
 
 
 class _Static(eqx.Module):
-    """A structure that compiled programs take as what it is."""
+    """A structure as a static argument of compiled programs."""
 
     value: Structure = eqx.field(static=True)
 
@@ -119,25 +118,24 @@ def _joint_twice(
 ) -> tuple[Float[Array, "probe"], Float[Array, "probe"]]:
     def joint(z: Float[Array, "latent"]) -> tuple[Array, Array]:
         latents = structure.value.unravel(z)
-        run = call.run(latents, Rows())
-        ours = jnp.sum(structure.value.rows_of(run)) + structure.value.rest_of(run)
+        trace = call.trace(latents, Rows())
+        ours = jnp.sum(structure.value.rows_of(trace)) + structure.value.rest_of(trace)
         return ours, -call.potential_energy(latents)
 
     return jax.vmap(joint)(probes)
 
 
-def _name_what_is_not_finite(call: Call, structure: Structure) -> None:
+def _raise_not_finite(call: Call, structure: Structure) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPyro warns of what the error says better
-        sites = call.run(structure.unravel(_probes(structure)[0]), Rows()).sites
+        warnings.simplefilter("ignore")  # the error below says more than NumPyro's warning
+        sites = call.trace(structure.unravel(_probes(structure)[0]), Rows()).sites
         found = {name: jnp.atleast_1d(log_prob(sites[name])) for name in structure.all_sites}
     for name, values in found.items():
         if not bool(jnp.all(jnp.isfinite(values))):
             where = tuple(int(k) for k in jnp.argwhere(~jnp.isfinite(values))[0])
             raise ModelError(
-                f"The log density of site {name!r} is {values[where]} at element {where}, and at no random latent was "
-                "the model finite. Finite values were needed. Look for missing values in the data, and for "
-                "observations outside of the support."
+                f"The log density of site {name!r} must be finite at some random latent, got {values[where]} at "
+                f"element {where}; check the data for missing values and for observations outside of the support."
             )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ensembles for NumPyro's Gaussian autoguides, which are families of quell under other parameters."""
+"""Ensembles for NumPyro's Gaussian autoguides, which are quell families in other parameters."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ class GuideFamily:
 
     Attributes:
         family: of quell.
-        params: from the guide's parameters, constrained, to the family's.
+        params: maps the guide's constrained parameters to the family's.
     """
 
     family: AbstractFamily
@@ -80,19 +80,19 @@ _FAMILIES: dict[type, Callable[[Any, Structure], GuideFamily]] = {
 
 
 def knows(guide: Any) -> bool:
-    """Whether a guide is a family of quell."""
+    """Whether a guide is a quell family."""
     return type(guide) in _FAMILIES
 
 
 @dataclasses.dataclass(frozen=True)
 class FamilyEnsemble:
-    """The combined gradient of a known guide, at whatever arguments a step is given.
+    """The combined gradient of a guide that is a quell family, for the arguments of each step.
 
     Attributes:
         model: with NumPyro primitives.
-        guide: one of those that `knows` knows.
-        variates: of the ensemble; `None` for those that suit the problem.
-        num_particles: replicates a step.
+        guide: for which `knows` is true.
+        variates: of the ensemble; `None` for the default.
+        num_particles: replicates per step.
         rule: how the weights are learned.
         same_data: whether all steps have the same arguments.
     """
@@ -125,7 +125,7 @@ class FamilyEnsemble:
         return -info.elbo, pull_back(jax.tree.map(lambda leaf: num_data * leaf, loss_grad))[0], state
 
     def forget_data(self, state: GradientState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> GradientState:
-        """The state without what it keeps of data; what was learned about the noise stays."""
+        """The state without quadratics of earlier data; the moments of the variates stay."""
         gradient, _ = self.gradient(args, kwargs)
         pairs = zip(gradient.variates, state.variates, strict=True)
         return GradientState(
@@ -152,7 +152,7 @@ class FamilyEnsemble:
 
 
 def _without_kept_data(variate: ControlVariate) -> ControlVariate:
-    """An anchored variate whose two sides see one minibatch, so that it may keep a quadratic of other data."""
+    """An anchored variate both of whose estimators use the minibatch, so that its quadratic may be of other data."""
     if not _keeps_data(variate) or variate.right != ClosedForm(full_data=True):
         return variate
     return ControlVariate(variate.term, variate.left, ClosedForm(), variate.approximation, variate.label)
@@ -163,9 +163,9 @@ def _keeps_data(variate: ControlVariate) -> bool:
 
 
 def _order(guide: Any) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes in the order of a guide's flat latent; `None` where it has none."""
+    """Names and shapes in the order of a guide's flat latent, if it has one."""
     if isinstance(guide, autoguide.AutoContinuous):
-        unpacked: Any = guide._unpack_latent(jnp.zeros(guide.latent_dim))  # names of a tree would come back sorted
+        unpacked: Any = guide._unpack_latent(jnp.zeros(guide.latent_dim))  # a tree map would sort the names
         return {name: leaf.shape for name, leaf in unpacked.items()}
     return None
 
@@ -176,16 +176,16 @@ def numpyro_model(
     kwargs: Mapping[str, Any],
     order: Mapping[str, tuple[int, ...]] | None,
 ) -> NumPyroModel:
-    """A model for the arguments of one step: only shapes are looked at, so the arguments may be traced.
+    """A model for the arguments of one step, which may be traced, because only their shapes are used.
 
-    The plate that the model subsamples is told its rows. Where the model is fed with minibatches by hand, its
-    arguments hold the rows of one already, and it is run as it is written.
+    The plate that the model subsamples is restricted to our rows. If the arguments are a minibatch themselves, plates
+    stay as they are.
     """
     try:
         call = Call.of(model, args, kwargs)
         structure = first_structure(call)
     except ModelError:
-        call = Call.of(model, args, kwargs, is_fed=True)
+        call = Call.of(model, args, kwargs, is_minibatch=True)
         structure = dataclasses.replace(first_structure(call), subsample_size=None)
     if order is not None:
         structure = dataclasses.replace(structure, names=tuple(order), shapes=tuple(order.values()))

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from quell.adapters.numpyro.call import Call
-from quell.adapters.numpyro.run import Rows
 from quell.adapters.numpyro.structure import Access, Structure
+from quell.adapters.numpyro.trace import Rows
 
 
 class NumPyroData(NamedTuple):
-    """What a minibatch takes rows of.
+    """The data that minibatches are taken from.
 
     Attributes:
-        arrays: the arguments that are cut, by name.
-        row: their numbers, where they are needed.
+        arrays: the arguments with one row per datum, by name.
+        row: row numbers, if the model needs them.
     """
 
     arrays: dict[str, Array]
@@ -26,13 +26,13 @@ class NumPyroData(NamedTuple):
 
 
 class Likelihood(eqx.Module):
-    """Log-likelihood of some rows, in the way that the model allows.
+    """Log-likelihood of a minibatch, by the way of access that the model allows.
 
     Args:
         call: the model.
         structure: of it.
         access: how rows are taken.
-        sliced: positions of the arrays that are cut.
+        sliced: positions of the arrays with one row per datum.
     """
 
     call: Call
@@ -49,13 +49,13 @@ class Likelihood(eqx.Module):
         return NumPyroData(arrays, index if self.structure.local else None)
 
     def __call__(self, latents: Mapping[str, Array], batch: NumPyroData) -> Float[Array, "datum"]:
-        """One value a row of the batch."""
+        """One value per row of the batch."""
         structure, call = self.structure, self.call
         if self.access is Access.GATHERED:
-            return structure.rows_of(call.run(latents, Rows()))[batch.row]
+            return structure.rows_of(call.trace(latents, Rows()))[batch.row]
         if self.access is Access.INDEXED:
-            values = structure.rows_of(call.run(latents, Rows(structure.plate, structure.dim, batch.row)))
-            return values * (values.shape[0] / structure.num_data)  # the plate has scaled them up
+            values = structure.rows_of(call.trace(latents, Rows(structure.plate, structure.dim, batch.row)))
+            return values * (values.shape[0] / structure.num_data)  # undo the scale of the subsampled plate
         arrays = [batch.arrays.get(name, array) for name, array in zip(call.names, call.arrays, strict=True)]
         rows = Rows(structure.plate, structure.dim, batch.row, is_sliced=True)
-        return structure.rows_of(call.run(latents, rows, arrays))
+        return structure.rows_of(call.trace(latents, rows, arrays))

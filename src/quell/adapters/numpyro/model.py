@@ -12,17 +12,17 @@ from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.checks import check_joint, choose_access, first_structure
 from quell.adapters.numpyro.likelihood import Likelihood
 from quell.adapters.numpyro.prior import NumPyroPrior, normal_moments
-from quell.adapters.numpyro.run import Rows
 from quell.adapters.numpyro.structure import Access, Structure
+from quell.adapters.numpyro.trace import Rows
 from quell.models import AbstractDataExpansion, AbstractModel, AbstractPrior, FunctionDataExpansion
 
 
 class NumPyroModel(AbstractModel):
-    """A NumPyro model, its latents mapped to the real line; made by `from_numpyro`.
+    """A NumPyro model with unconstrained latents, made by `from_numpyro`.
 
     Args:
-        data: what a minibatch takes rows of.
-        prior: latents with the Jacobians of their maps, and observations outside the data's plate.
+        data: that minibatches are taken from.
+        prior: latents with the Jacobians of their transforms, and observations outside the data's plate.
         likelihood: of the sites inside the plate.
     """
 
@@ -32,12 +32,12 @@ class NumPyroModel(AbstractModel):
 
     @property
     def structure(self) -> Structure:
-        """What the model is made of."""
+        """Latents, data and plates of the model."""
         return self.likelihood.structure
 
     @property
     def access(self) -> Access:
-        """How a minibatch is taken."""
+        """How the likelihood of a minibatch is computed."""
         return self.likelihood.access
 
     @property
@@ -54,44 +54,44 @@ class NumPyroModel(AbstractModel):
         return self.structure.unravel(z)
 
     def constrain(self, z: Float[Array, "latent"]) -> dict[str, Float[Array, "..."]]:
-        """Latents in their own supports and deterministic sites, by the names of their sites."""
-        sites = self.likelihood.call.run(self.structure.unravel(z), Rows()).sites
+        """Latents in their supports and deterministic sites, by name."""
+        sites = self.likelihood.call.trace(self.structure.unravel(z), Rows()).sites
         wanted = {*self.structure.names, *(name for name, site in sites.items() if site["type"] == "deterministic")}
         return {name: site["value"] for name, site in sites.items() if name in wanted}
 
     def __repr__(self) -> str:
-        """Size of the model and its data's axis in one line."""
+        """The data's plate and the sizes, in one line."""
         plate = f"plate={self.structure.plate!r}, " if self.structure.plate else ""
         return f"NumPyroModel({plate}num_data={self.num_data}, dim={self.dim})"
 
 
 @functools.partial(eqx.filter_jit, inline=True)  # pyright: ignore[reportCallIssue]
 def _log_likelihood(likelihood: Likelihood, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
-    """Run the model; traced once for all that ask for it with the same shapes, since NumPyro's handlers are slow."""
+    """The likelihood, traced once per set of shapes, because NumPyro's handlers are slow."""
     return likelihood(likelihood.structure.unravel(z), batch)
 
 
 def from_numpyro(model: Callable[..., Any], /, *args: Any, plate: str | None = None, **kwargs: Any) -> NumPyroModel:
-    r"""A NumPyro model, ready to be fitted.
+    r"""A quell model from a NumPyro model and its arguments.
 
-    Latents are mapped to the real line, with the Jacobians of the maps in the prior. Observed sites and factors inside
-    a plate give the likelihood, one value a row, and the plate is the axis that minibatches are taken along; so are
-    the elements of an observed site without a plate. Sites outside of it are never subsampled. Latents inside the
-    plate, one a row, are part of the flat latent like all others.
+    Latents are unconstrained, with the Jacobians of their transforms in the prior. Observed sites and factors inside
+    a plate give the likelihood, one value per row, and minibatches are taken along that plate; without a plate, along
+    the leading axis of the observed site. Sites outside of the plate are never subsampled. Latents inside the plate,
+    one per row, are part of the flat latent like all others.
 
-    A minibatch runs the model with its array arguments cut to the rows, or with the plate told which rows it sees;
-    where neither gives the likelihood of those rows (the model looks at all data at once), it takes them from the
+    For a minibatch the model is run with its array arguments sliced to the rows, or with the plate restricted to them;
+    if neither gives the likelihood of those rows (the model needs all data at once), they are taken from the
     likelihood of all rows, at that cost. `model.access` says which.
 
     Args:
         model: a function with NumPyro primitives.
         args: of the model.
-        plate: the data's plate, where there are several; by default the one that the model subsamples, else the one
-            with the most observed sites.
+        plate: the data's plate; by default the one that the model subsamples, else the one with the most observed
+            sites.
         kwargs: of the model.
 
     Returns:
-        A model whose posterior samples come back under the names of the sites, in their supports.
+        A model whose posterior samples have the names of the sites and are in their supports.
 
     Raises:
         ModelError: for discrete latents, `numpyro.param` sites, a model that cannot be run or is nowhere finite.
@@ -112,7 +112,7 @@ def from_numpyro(model: Callable[..., Any], /, *args: Any, plate: str | None = N
 
 
 def build(likelihood: Likelihood) -> NumPyroModel:
-    """The model around a likelihood."""
+    """The model with a likelihood."""
     call, structure = likelihood.call, likelihood.structure
     prior = NumPyroPrior(call, structure, normal_moments(call, structure))
     return NumPyroModel(likelihood.data(), prior, likelihood)

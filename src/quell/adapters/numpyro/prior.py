@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of a NumPyro model that does not belong to a row of the data."""
+"""The prior of a NumPyro model: everything that does not belong to a row of the data."""
 
 import functools
+import itertools
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.extend.core import Literal
 from jaxtyping import Array, Float
 
 from quell.adapters.numpyro.call import Call
-from quell.adapters.numpyro.run import Rows, Site, is_real
 from quell.adapters.numpyro.structure import Structure
+from quell.adapters.numpyro.trace import Rows, Site, is_real
+from quell.core.program import live_equations, variables
 from quell.models import AbstractPrior
 from quell.models.quadratic import DiagonalCurvature, Quadratic
 
@@ -28,12 +29,12 @@ class NormalMoments(NamedTuple):
 
 
 class NumPyroPrior(AbstractPrior):
-    """Log density of the latents on the real line, and of observations outside the data's plate.
+    """Log density of the unconstrained latents, and of observations outside the data's plate.
 
     Args:
         call: the model.
         structure: of it.
-        moments: of independent normals, where all latents are.
+        moments: if all latents are independent normals.
     """
 
     call: Call
@@ -53,15 +54,15 @@ class NumPyroPrior(AbstractPrior):
 
 @functools.partial(eqx.filter_jit, inline=True)  # pyright: ignore[reportCallIssue]
 def _log_prior(call: Call, structure: Structure, z: Latent) -> Float[Array, ""]:
-    """Run the model; traced once for all that ask for it."""
-    return structure.rest_of(call.run(structure.unravel(z), Rows()))
+    """The log prior, traced once."""
+    return structure.rest_of(call.trace(structure.unravel(z), Rows()))
 
 
 def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:
-    """The prior's moments where it is made of independent normals that depend on no latent; else `None`."""
+    """The prior's moments if all latents are independent normals; else `None`."""
 
     def moments(z: Latent) -> list[NormalMoments | None]:
-        sites = call.run(structure.unravel(z), Rows()).sites
+        sites = call.trace(structure.unravel(z), Rows()).sites
         return [_moments_of(sites[name]) for name in structure.names]
 
     start = jnp.zeros(structure.latent_dim)
@@ -83,10 +84,7 @@ def _moments_of(site: Site) -> NormalMoments | None:
 
 
 def _depends(function: Any, z: Latent) -> bool:
-    """Whether any operation on the way to the result reads the argument."""
+    """Whether the result depends on the argument, by its program."""
     jaxpr = jax.make_jaxpr(function)(z).jaxpr
-    needed = {var for var in jaxpr.outvars if not isinstance(var, Literal)}
-    for equation in reversed(jaxpr.eqns):
-        if needed & set(equation.outvars):
-            needed |= {var for var in equation.invars if not isinstance(var, Literal)}
-    return bool(needed & set(jaxpr.invars))
+    read = [variables(equation.invars) for equation in live_equations(jaxpr)]
+    return not set(jaxpr.invars).isdisjoint(itertools.chain(variables(jaxpr.outvars), *read))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a NumPyro model is made of: its latents, the axis of its data, and how a minibatch of them is taken."""
+"""The structure of a NumPyro model: its latents, the axis of its data, and how minibatches are taken."""
 
 import dataclasses
 import enum
@@ -9,31 +9,31 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.adapters.numpyro.run import Run, Site, is_latent, log_prob, plate_dims, unconstrained_shape
+from quell.adapters.numpyro.trace import Site, Trace, is_latent, log_prob, plate_dims, unconstrained_shape
 from quell.core.checks import check_name
 from quell.models import ModelError
 
 
 class Access(enum.Enum):
-    """How the likelihood of some rows is computed; the value says so in words."""
+    """How the likelihood of a minibatch is computed."""
 
-    SLICED = "arguments cut to the rows of a minibatch"
-    INDEXED = "the plate told the rows of a minibatch"
-    GATHERED = "the likelihood of all rows, of which a minibatch takes its own"
+    SLICED = "arguments sliced to the rows of the minibatch"
+    INDEXED = "plate restricted to the rows of the minibatch"
+    GATHERED = "rows of the minibatch gathered from the likelihood of all data"
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """What a run of the model has shown.
+    """The sites of a model, as a trace shows them.
 
     Attributes:
         names: of the latent sites, in the order of the flat latent.
         shapes: of their unconstrained values.
-        local: the latents inside the data's plate, one for each row.
-        plate: of the data; `None` where the leading axis of an observed site takes its place.
+        local: latents inside the data's plate, one per row.
+        plate: of the data; `None` if the leading axis of an observed site takes its place.
         dim: the data's axis, counted from the right.
         num_data: its length.
-        subsample_size: of the data's plate, where the model wrote one.
+        subsample_size: of the data's plate, if the model has one.
         data_sites: observed sites and factors inside the plate.
         other_sites: those outside, which are never subsampled.
     """
@@ -59,37 +59,37 @@ class Structure:
         return self.names + self.data_sites + self.other_sites
 
     def unravel(self, z: Float[Array, "latent"]) -> dict[str, Float[Array, "..."]]:
-        """Unconstrained values by the names of their sites."""
+        """Unconstrained values by site name."""
         values, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             values[name] = z[start : start + math.prod(shape)].reshape(shape)
             start += math.prod(shape)
         return values
 
-    def rows_of(self, run: Run) -> Float[Array, "row"]:
-        """Log-likelihood of each row that the plate saw."""
-        pieces = [_by_row(log_prob(run.sites[name]), self.dim) for name in self.data_sites]
-        return sum(pieces[1:], pieces[0]) if pieces else jnp.zeros(1)
+    def rows_of(self, trace: Trace) -> Float[Array, "row"]:
+        """Log-likelihood of each row of the plate."""
+        values = [_by_row(log_prob(trace.sites[name]), self.dim) for name in self.data_sites]
+        return sum(values[1:], values[0]) if values else jnp.zeros(1)
 
-    def rest_of(self, run: Run) -> Float[Array, ""]:
-        """Log density of everything outside the data's plate: the latents on the real line, and other observations."""
-        pieces = [jnp.sum(log_prob(run.sites[name])) for name in (*self.names, *self.other_sites)]
-        return sum(pieces[1:], pieces[0])
+    def rest_of(self, trace: Trace) -> Float[Array, ""]:
+        """Log density of everything else: the unconstrained latents, and observations outside the data's plate."""
+        values = [jnp.sum(log_prob(trace.sites[name])) for name in (*self.names, *self.other_sites)]
+        return sum(values[1:], values[0])
 
 
-def read_structure(run: Run, plate: str | None) -> Structure:
-    """Find latents and the axis of the data in one run of a model.
+def read_structure(trace: Trace, plate: str | None) -> Structure:
+    """Find the latents and the axis of the data in a trace.
 
     Raises:
-        ModelError: for what cannot be fitted, with the way out.
+        ModelError: for a model that cannot be fitted, with a remedy.
     """
-    sites = run.sites
+    sites = trace.sites
     _check_sites(sites)
     latents = [site for site in sites.values() if is_latent(site)]
     observed = [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
     for site in observed:
-        _check_shape(site, run)
-    name = _data_plate(run, observed, plate)
+        _check_shape(site, trace)
+    name = _data_plate(trace, observed, plate)
     if name is None:
         inside, dim = _leading_axis(observed)
     else:
@@ -104,7 +104,7 @@ def read_structure(run: Run, plate: str | None) -> Structure:
         plate=name,
         dim=dim,
         num_data=num_data,
-        subsample_size=_subsample_size(run, name),
+        subsample_size=_subsample_size(trace, name),
         data_sites=tuple(chosen),
         other_sites=tuple(site["name"] for site in observed if site["name"] not in chosen),
     )
@@ -114,67 +114,65 @@ def _check_sites(sites: Mapping[str, Site]) -> None:
     for name, site in sites.items():
         if site["type"] in ("param", "mutable"):
             raise ModelError(
-                f"The model has the `{site['type']}` site {name!r}. A model of random variables alone was needed. "
-                f"Give it a prior with `numpyro.sample({name!r}, ...)`, or fix it with `numpyro.handlers.substitute`."
+                f"All sites of the model must be random variables, got the `{site['type']}` site {name!r}; give it a "
+                f"prior with `numpyro.sample({name!r}, ...)`, or fix it with `numpyro.handlers.substitute`."
             )
         if is_latent(site) and site["fn"].support.is_discrete:
             raise ModelError(
-                f"The latent {name!r} is discrete ({type(site['fn']).__name__}). Continuous latents were needed. Sum "
-                "it out, for example with `dist.MixtureSameFamily` or "
-                "`numpyro.factor` and `jax.nn.logsumexp`, or write a `quell.Model` with `quell.Bernoulli` or "
-                "`quell.Categorical`."
+                f"All latents must be continuous, got the discrete {name!r} ({type(site['fn']).__name__}); marginalise "
+                "it, for example with `dist.MixtureSameFamily` or `numpyro.factor` and `jax.nn.logsumexp`, or write a "
+                "`quell.Model` with `quell.Bernoulli` or `quell.Categorical`."
             )
     if not any(is_latent(site) for site in sites.values()):
         raise ModelError(
-            "The model has no latent site. At least one `numpyro.sample` without `obs` was needed. "
-            "Leave out the `obs=` of what is unknown."
+            "The model must have at least one latent site, got none; write a `numpyro.sample` without `obs`."
         )
 
 
-def _check_shape(site: Site, run: Run) -> None:
+def _check_shape(site: Site, trace: Trace) -> None:
     """Refuse observations that do not have the shape of the plates around them."""
-    given, needed = jnp.shape(site["value"]), tuple(site["fn"].shape())
-    fits = len(given) <= len(needed) and all(
-        one in (1, other) for one, other in zip(given[::-1], needed[::-1], strict=False)
+    given, expected = jnp.shape(site["value"]), tuple(site["fn"].shape())
+    fits = len(given) <= len(expected) and all(
+        one in (1, other) for one, other in zip(given[::-1], expected[::-1], strict=False)
     )
     if plate_dims(site) and not fits:
-        plates = ", ".join(f"{name!r} of size {run.plates[name][0]}" for name in plate_dims(site))
+        plates = ", ".join(f"{name!r} of size {trace.plates[name][0]}" for name in plate_dims(site))
         raise ModelError(
-            f"The site {site['name']!r} is observed with shape {given} inside the plate {plates}. Shape {needed} was "
-            "needed. Give the plate the number of the data, for example `numpyro.plate('data', y.shape[0])`."
+            f"The observations of site {site['name']!r} inside the plate {plates} must have shape {expected}, got "
+            f"{given}; give the plate the number of the data, for example `numpyro.plate('data', y.shape[0])`."
         )
 
 
-def _data_plate(run: Run, observed: list[Site], plate: str | None) -> str | None:
-    """The plate that was named; the one that the model subsamples; else the one with the most observations."""
+def _data_plate(trace: Trace, observed: list[Site], plate: str | None) -> str | None:
+    """The given plate; the one that the model subsamples; else the one with the most observed sites."""
     around = list(dict.fromkeys(name for site in observed for name in plate_dims(site)))
     if plate is not None:
         if not around:
             raise ValueError(
-                f"`plate` was given as {plate!r}, and no observed site is inside a plate. A model with "
-                f"`with numpyro.plate({plate!r}, ...)` around its observed sites was needed. Leave out `plate`."
+                f"`plate` must name a plate around an observed site, got {plate!r} for a model without any; leave it "
+                "out."
             )
         check_name("plate", plate, around)
         return plate
-    subsampled = [name for name in around if _subsample_size(run, name) is not None]
+    subsampled = [name for name in around if _subsample_size(trace, name) is not None]
     if len(subsampled) > 1:
         raise ModelError(
-            f"The plates {subsampled} are subsampled. One was needed, as the axis of the data. "
-            f"Write `from_numpyro(..., plate={subsampled[0]!r})`; the others are then taken whole."
+            f"The model must subsample at most one plate, got {subsampled}; try "
+            f"`from_numpyro(..., plate={subsampled[0]!r})`, which takes all rows of the others."
         )
     if subsampled:
         return subsampled[0]
-    local = {name for site in run.sites.values() if is_latent(site) for name in plate_dims(site)}
+    local = {name for site in trace.sites.values() if is_latent(site) for name in plate_dims(site)}
 
     def merit(name: str) -> tuple[int, bool, int]:
         inside = [site for site in observed if name in plate_dims(site)]
-        return len(inside), name not in local, run.plates[name][0]
+        return len(inside), name not in local, trace.plates[name][0]
 
     return max(around, key=merit) if around else None
 
 
-def _subsample_size(run: Run, name: str | None) -> int | None:
-    size, subsample_size = run.plates.get(name or "", (0, None))
+def _subsample_size(trace: Trace, name: str | None) -> int | None:
+    size, subsample_size = trace.plates.get(name or "", (0, None))
     return subsample_size if subsample_size != size else None
 
 

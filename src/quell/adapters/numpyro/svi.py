@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quiet gradients in a NumPyro script, by changing one line."""
+"""Control variates in a NumPyro script, by changing one line."""
 
 import contextlib
 import dataclasses
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -25,21 +26,21 @@ from quell.variates import ControlVariate
 
 
 class EnsembleELBO(elbo.ELBO):
-    """The ELBO, with gradients that an ensemble of control variates makes quiet.
+    """The ELBO, with gradients of lower variance through an ensemble of control variates.
 
     For `AutoDiagonalNormal`, `AutoNormal`, `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal` the variates
     are those of `quell.fit`; for every other guide those that need only the densities of its sites. The weights are
-    learned from step to step, which takes `quell.adapters.SVI`: NumPyro's own keeps no state for a loss, and there
-    this loss is sticking the landing, with a warning.
+    learned from step to step, which needs `quell.adapters.SVI`: NumPyro's own class keeps no state for a loss, and
+    there this loss is sticking the landing, with a warning.
 
     Args:
-        num_particles: samples a step.
+        num_particles: samples per step.
         variates: for the guides above; by default the cheap ones that suit the problem.
         rule: how the weights are learned.
-        same_data: a promise that all calls of `update` have the same arguments, as those of `run` have. Then what was
-            computed from all data serves many steps, and corrects for a subsampled plate too.
+        same_data: whether all calls of `update` have the same arguments, as those of `run` have. Then statistics of
+            all data are reused over many steps, and correct for a subsampled plate too.
 
-    Bias: none; none but for a promise that is broken.
+    Bias: none, unless `same_data=True` and the arguments change.
 
     Example:
         >>> import jax, numpyro, numpyro.distributions as dist
@@ -65,7 +66,7 @@ class EnsembleELBO(elbo.ELBO):
         rule: Rule | None = None,
         same_data: bool = False,
     ) -> None:
-        """Keep the settings."""
+        """Check and store the settings."""
         check_count("num_particles", num_particles)
         super().__init__(num_particles=num_particles)
         self.variates = None if variates is None else list_variates(variates)
@@ -73,18 +74,18 @@ class EnsembleELBO(elbo.ELBO):
         self.same_data = same_data
 
     def ensemble(self, model: Callable[..., Any], guide: Callable[..., Any]) -> FamilyEnsemble | TraceEnsemble:
-        """The ensemble that suits a guide."""
+        """The ensemble for a guide."""
         if family_ensemble.knows(guide):
             return FamilyEnsemble(model, guide, self.variates, self.num_particles, self.rule, self.same_data)
         if self.variates is not None:
             raise ValueError(
-                f"`variates` were given for {type(guide).__name__}, which is no family of quell. One of NumPyro's "
-                "Gaussian autoguides was needed. Leave out `variates`, or use for example `AutoMultivariateNormal`."
+                f"`variates` need one of NumPyro's Gaussian autoguides, got {type(guide).__name__}; leave them out, or "
+                "try `AutoMultivariateNormal`."
             )
         return self.generic(model, guide)
 
     def generic(self, model: Callable[..., Any], guide: Callable[..., Any]) -> TraceEnsemble:
-        """The ensemble that suits every guide."""
+        """The ensemble that works for every guide."""
         return TraceEnsemble(model, guide, self.num_particles, self.rule)
 
     def loss(
@@ -96,7 +97,7 @@ class EnsembleELBO(elbo.ELBO):
         *args: Any,
         **kwargs: Any,
     ) -> Float[Array, ""]:
-        """The loss for NumPyro's own `SVI`: weights are not learned."""
+        """The loss for NumPyro's own `SVI`, where weights are not learned."""
         _warn_once()
         return self.value(rng_key, param_map, model, guide, args, kwargs)
 
@@ -109,7 +110,7 @@ class EnsembleELBO(elbo.ELBO):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Float[Array, ""]:
-        """Minus the ELBO at new samples; its gradient sticks the landing."""
+        """Minus the ELBO at new samples; its gradient is sticking the landing."""
         ensemble = self.generic(model, guide)
         return ensemble.stick_the_landing(rng_key, param_map, args, kwargs)
 
@@ -117,14 +118,14 @@ class EnsembleELBO(elbo.ELBO):
 @functools.cache
 def _warn_once() -> None:
     warnings.warn(
-        "NumPyro's own SVI keeps no state for a loss, so the weights of the variates cannot be learned: the gradient "
-        "sticks the landing. Write `from quell.adapters import SVI`.",
+        "NumPyro's own SVI keeps no state for a loss, so the weights of the variates cannot be learned, and the "
+        "gradient is sticking the landing; try `from quell.adapters import SVI`.",
         stacklevel=4,
     )
 
 
 class EnsembleSVIState(NamedTuple):
-    """State of `SVI`: NumPyro's three fields, and what the ensemble has learned."""
+    """State of `SVI`: NumPyro's three fields, and the state of the ensemble."""
 
     optim_state: Any
     mutable_state: Any
@@ -133,10 +134,10 @@ class EnsembleSVIState(NamedTuple):
 
 
 class SVI(infer.SVI):
-    """NumPyro's `SVI`, which also carries what an `EnsembleELBO` learns from step to step.
+    """NumPyro's `SVI`, which also carries the state of an `EnsembleELBO` from step to step.
 
     All methods are those of `numpyro.infer.SVI`: `init`, `update`, `stable_update`, `run`, `evaluate`, `get_params`.
-    With any other loss it is NumPyro's class.
+    With any other loss it behaves like NumPyro's class.
 
     Args:
         model: with NumPyro primitives.
@@ -147,7 +148,7 @@ class SVI(infer.SVI):
     """
 
     def __init__(self, model: Any, guide: Any, optim: Any, loss: Any = None, **static_kwargs: Any) -> None:
-        """Keep the settings; the loss is an `EnsembleELBO` by default."""
+        """Store the settings; the loss is an `EnsembleELBO` by default."""
         super().__init__(model, guide, optim, loss or EnsembleELBO(), **static_kwargs)
         self._ensemble: FamilyEnsemble | TraceEnsemble | None = None
 
@@ -157,23 +158,20 @@ class SVI(infer.SVI):
         if not isinstance(self.loss, EnsembleELBO):
             return state
         if isinstance(self.optim, optim.Minimize):
-            raise TypeError(
-                "`optim` was given as `Minimize`, which evaluates a loss many times in a step. An optimiser that takes "
-                "one gradient a step was needed. Write for example `numpyro.optim.Adam(0.01)`."
-            )
+            raise TypeError("`optim` must take one gradient per step, got `Minimize`; try `numpyro.optim.Adam(0.01)`.")
         if state.mutable_state is not None:
             raise TypeError(
-                f"Model and guide have the mutable sites {list(state.mutable_state)}. A model without mutable state "
-                "was needed. Use `numpyro.infer.Trace_ELBO` for it."
+                f"Model and guide must have no mutable sites, got {list(state.mutable_state)}; try "
+                "`numpyro.infer.Trace_ELBO`."
             )
         params, everything = self.get_params(state), {**kwargs, **self.static_kwargs}
         self._ensemble = self.loss.ensemble(self.model, self.guide)
         try:
             learned = self._ensemble.init(params, args, everything)
-        except ModelError as error:  # a model with parameters of its own, say
+        except ModelError as error:  # for example a model with `param` sites
             if self.loss.variates is not None:
                 raise
-            warnings.warn(f"Variates of the sites are used, which know less. {error}", stacklevel=2)
+            warnings.warn(f"Using the variates for any guide, because: {error}", stacklevel=2)
             self._ensemble = self.loss.generic(self.model, self.guide)
             learned = self._ensemble.init(params, args, everything)
         return EnsembleSVIState(state.optim_state, None, state.rng_key, learned)
@@ -182,60 +180,40 @@ class SVI(infer.SVI):
         """One step: the new state and the loss."""
         if self._ensemble is None:
             return super().update(svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
-        rng_key, loss_fn = self._loss_fn(svi_state, args, kwargs)
-        (loss, learned), optim_state = self.optim.eval_and_update(
-            loss_fn, svi_state.optim_state, forward_mode_differentiation=forward_mode_differentiation
+        optimise = functools.partial(
+            self.optim.eval_and_update, forward_mode_differentiation=forward_mode_differentiation
         )
-        return EnsembleSVIState(optim_state, None, rng_key, learned), loss
+        return self._step(optimise, svi_state, args, kwargs)
 
     def stable_update(
         self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
     ) -> Any:
-        """One step, which is not taken where loss or gradient are not finite."""
+        """One step, which is skipped if the loss or its gradient is not finite."""
         if self._ensemble is None:
             return super().stable_update(
                 svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
             )
-        rng_key, loss_fn = self._loss_fn(svi_state, args, kwargs)
-        (loss, learned), optim_state = self.optim.eval_and_stable_update(
-            loss_fn, svi_state.optim_state, forward_mode_differentiation=forward_mode_differentiation
+        optimise = functools.partial(
+            self.optim.eval_and_stable_update, forward_mode_differentiation=forward_mode_differentiation
         )
+        state, loss = self._step(optimise, svi_state, args, kwargs)
         taken = jnp.isfinite(loss)
-        kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), learned, svi_state.ensemble)
-        return EnsembleSVIState(optim_state, None, rng_key, kept), loss
+        kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), state.ensemble, svi_state.ensemble)
+        return state._replace(ensemble=kept), loss
 
-    def run(
-        self,
-        rng_key: Any,
-        num_steps: int,
-        *args: Any,
-        progress_bar: bool = True,
-        stable_update: bool = False,
-        forward_mode_differentiation: bool = False,
-        init_state: Any = None,
-        init_params: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Many steps with the same arguments: parameters, state and losses."""
+    def run(self, rng_key: Any, num_steps: int, *args: Any, init_state: Any = None, **kwargs: Any) -> Any:
+        """Many steps with the same arguments; options and result are those of `numpyro.infer.SVI.run`."""
         if isinstance(init_state, EnsembleSVIState) and isinstance(self._ensemble, FamilyEnsemble):
-            everything = {**kwargs, **self.static_kwargs}  # the state may come from steps on other data
+            options = inspect.signature(infer.SVI.run).parameters
+            given = {name: value for name, value in kwargs.items() if name not in options}
+            everything = {**given, **self.static_kwargs}  # the state may come from steps on other data
             init_state = init_state._replace(ensemble=self._ensemble.forget_data(init_state.ensemble, args, everything))
         with self._same_data():
-            return super().run(
-                rng_key,
-                num_steps,
-                *args,
-                progress_bar=progress_bar,
-                stable_update=stable_update,
-                forward_mode_differentiation=forward_mode_differentiation,
-                init_state=init_state,
-                init_params=init_params,
-                **kwargs,
-            )
+            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
 
     @contextlib.contextmanager
     def _same_data(self) -> Iterator[None]:
-        """While all steps have the same arguments."""
+        """A context in which all steps have the same arguments."""
         if not isinstance(self.loss, EnsembleELBO):
             yield
             return
@@ -257,11 +235,18 @@ class SVI(infer.SVI):
         """The weights of the variates that the next step will use, by name."""
         if self._ensemble is None:
             raise ValueError(
-                "Weights were asked for before `init` or without an `EnsembleELBO`. They are learned from `init` on. "
-                "Write `SVI(model, guide, optim, loss=EnsembleELBO())`, and `svi.init` or `svi.run` first."
+                "`weights` needs an `EnsembleELBO` and a call of `init` or `run` before; try "
+                "`SVI(model, guide, optim, loss=EnsembleELBO())`."
             )
         params, everything = self.get_params(svi_state), {**kwargs, **self.static_kwargs}
         return self._ensemble.weights(params, svi_state.ensemble, args, everything)
+
+    def _step(
+        self, optimise: Callable[..., Any], state: EnsembleSVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[EnsembleSVIState, Float[Array, ""]]:
+        rng_key, loss_fn = self._loss_fn(state, args, kwargs)
+        (loss, learned), optim_state = optimise(loss_fn, state.optim_state)
+        return EnsembleSVIState(optim_state, None, rng_key, learned), loss
 
     def _loss_fn(
         self, state: EnsembleSVIState, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ensembles for guides of any kind, from nothing but the distributions of their sites."""
+"""Ensembles for any guide, from the distributions of its sites alone."""
 
 import dataclasses
 import itertools
@@ -20,30 +20,30 @@ Params = Mapping[str, Array]
 Site = dict[str, Any]
 
 MOST_SITES = 16
-"""Above this many sites the guide's scores are added up to one variate."""
+"""With more sites than this, their scores are added up to one variate."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TraceEnsemble:
     r"""The gradient of a guide's own ELBO, with variates that need only densities.
 
-    The base gradient follows the path through sites that have one, and is a score function for those that have none
-    (discrete ones). The variates:
+    The base gradient is a reparameterization gradient for sites with `has_rsample`, and a score-function gradient for
+    the others (discrete ones). The variates:
 
-    - `score(site)`: \(\nabla_w \log q_w(z)\) of one site, with the latents held. Along a path a weight of one is
-      sticking the landing; for a discrete site the weight is a baseline that is learned.
-    - `kl(site)`: the gradient of \(\log q - \log p\) at the sample, less that of its expectation, the
-      Kullback-Leibler divergence, where NumPyro knows it and model and guide visit their sites in one order.
-    - `entropy(site)`: the same of \(\log q\) alone, where NumPyro knows the entropy and not the divergence.
+    - `score(site)`: \(\nabla_w \log q_w(z)\) of one site at fixed latents. For a reparameterized site a weight of one
+      is sticking the landing; for a discrete site the weight is a learned baseline.
+    - `kl(site)`: the gradient of \(\log q - \log p\) at the sample minus that of its expectation, the
+      Kullback-Leibler divergence, if NumPyro has it and model and guide have their sites in the same order.
+    - `entropy(site)`: the same for \(\log q\) alone, if NumPyro has the entropy but not the divergence.
 
     Attributes:
         model: with NumPyro primitives.
         guide: with NumPyro primitives.
-        num_particles: a step.
+        num_particles: per step.
         rule: how the weights are learned.
 
     Bias: none.
-    Cost: one backward pass through the densities of the sites for each variate.
+    Cost: one backward pass through the densities of the sites per variate.
 
     References: Roeder et al. (2017); Ranganath et al. (2014).
     """
@@ -54,11 +54,11 @@ class TraceEnsemble:
     rule: Rule
 
     def init(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MomentState:
-        """Nothing seen yet."""
+        """The state before the first step."""
         if self.rule.metric == "natural":
             raise ValueError(
-                "`metric='natural'` was given for a guide whose Fisher metric is not known. `AutoNormal`, "
-                "`AutoDiagonalNormal` or `AutoMultivariateNormal` was needed. Write `Rule(metric='euclidean')`."
+                "`metric` must be 'euclidean' for a guide whose Fisher metric is unknown, got 'natural'; try "
+                "`Rule(metric='euclidean')`, or `AutoNormal`, `AutoDiagonalNormal` or `AutoMultivariateNormal`."
             )
         num_variates, dtype = len(self.names(params, args, kwargs)), ravel_pytree(dict(params))[0].dtype
         return self.rule.init(num_variates, dtype, num_leaves=len(params))
@@ -91,12 +91,12 @@ class TraceEnsemble:
 
         keys = jax.random.split(key, self.num_particles)
         grads, (elbos, num_data) = jax.vmap(jax.jacrev(values, has_aux=True), (None, 0))(flat, keys)
-        pieces = jnp.split(grads, self._ends(params), axis=-1)
-        joints = [jnp.einsum("rip,rjp->ij", piece, piece) for piece in pieces]
+        blocks = jnp.split(grads, self._ends(params), axis=-1)
+        joints = [jnp.einsum("rip,rjp->ij", block, block) for block in blocks]
         joint = (jnp.stack(joints) if self.rule.by_leaf else joints[0]) / (self.num_particles * num_data[0] ** 2)
         keep = jnp.all(jnp.atleast_2d(finite_rows(joint)), axis=0)[1:]
         weights = jnp.atleast_2d(jnp.where(keep, self._weights(params, state), 0.0))
-        means = [jnp.mean(piece, axis=0) for piece in pieces]
+        means = [jnp.mean(block, axis=0) for block in blocks]
         total = jnp.concatenate(
             [m[0] + row @ jnp.where(keep[:, None], m[1:], 0.0) for m, row in zip(means, weights, strict=True)]
         )
@@ -120,7 +120,7 @@ class TraceEnsemble:
     def stick_the_landing(
         self, key: Key[Array, ""], params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Float[Array, ""]:
-        """Minus the ELBO, with a gradient that leaves out the scores of sites with a path."""
+        """Minus the ELBO, with a gradient without the scores of reparameterized sites."""
 
         def value(one: Key[Array, ""]) -> Float[Array, ""]:
             particle = self.particle(one, params, args, kwargs)
@@ -134,14 +134,14 @@ class TraceEnsemble:
         return self.rule.weights(state, num_units=self.num_particles, num_params=num_params)
 
     def _ends(self, params: Params) -> list[int]:
-        """Where the flat gradient is cut: behind each parameter, or nowhere."""
+        """Where the flat gradient is split: after each parameter, or nowhere."""
         if not self.rule.by_leaf:
             return []
         return list(itertools.accumulate(jnp.size(params[name]) for name in sorted(params)))[:-1]
 
 
 class Particle:
-    """One sample of the guide, and the model at it, as functions of the parameters."""
+    """One sample of the guide, and the model at that sample, as functions of the parameters."""
 
     def __init__(
         self,
@@ -172,31 +172,27 @@ class Particle:
 
     @property
     def num_data(self) -> Float[Array, ""]:
-        """Number of observations, those that a minibatch stands for among them."""
+        """Number of observations, scaled up for a minibatch."""
         observed = [site for site in self.model_sites.values() if site["type"] == "sample" and site["is_observed"]]
         counts = [jnp.size(site["log_prob"]) * (1.0 if site["scale"] is None else site["scale"]) for site in observed]
         return jnp.maximum(sum(counts, jnp.zeros(())), 1.0)
 
     def surrogate(self) -> Float[Array, ""]:
-        """What the base gradient is the gradient of: the ELBO, and scores for sites without a path."""
+        """The function whose gradient is the base gradient: the ELBO, plus scores of sites without `has_rsample`."""
         pathless = [site for site in self.guide_sites.values() if not site["fn"].has_rsample]
-        # Their values are held already; what their distributions depend on is not, and may have a path of its own.
+        # Their values are fixed already; the parameters of their distributions are not, and may be reparameterized.
         scores = [jnp.sum(site["fn"].log_prob(site["value"])) for site in pathless]
         return self.elbo + jax.lax.stop_gradient(self.elbo) * sum(scores, jnp.zeros(()))
 
     def path_scores(self) -> Float[Array, ""]:
-        """Scores of the sites with a path, scaled as in the ELBO, where their sum cancels them."""
+        """Scores of the reparameterized sites, scaled as in the ELBO, where adding them cancels them."""
         names = [name for name, site in self.guide_sites.items() if site["fn"].has_rsample and not _is_delta(site)]
-        pieces = [_known(self._held_log_prob, name) for name in names]
-        scaled = [
-            _scaled(piece, self.guide_sites[name])
-            for piece, name in zip(pieces, names, strict=True)
-            if piece is not None
-        ]
+        scores = {name: _known(self._held_log_prob, name) for name in names}
+        scaled = [_scaled(score, self.guide_sites[name]) for name, score in scores.items() if score is not None]
         return sum(scaled, jnp.zeros(()))
 
     def variates(self) -> dict[str, Float[Array, ""]]:
-        """What the variates are the gradients of."""
+        """The functions whose gradients are the variates."""
         return self._scores() | self._expectations()
 
     def _scores(self) -> dict[str, Float[Array, ""]]:
@@ -206,7 +202,7 @@ class Particle:
         return scores if len(scores) <= MOST_SITES else {"score": sum(scores.values(), jnp.zeros(()))}
 
     def _expectations(self) -> dict[str, Float[Array, ""]]:
-        """For each site, the sampled value of what NumPyro can also take the expectation of, less that expectation."""
+        """For each site, a sampled value minus its expectation, if NumPyro has it in closed form."""
         in_model = [name for name in self.model_sites if name in self.guide_sites]
         if not all(site["fn"].has_rsample for site in self.guide_sites.values()) or len(in_model) > MOST_SITES:
             return {}
@@ -237,7 +233,7 @@ def _known(function: Callable[..., Array], *args: Any) -> Array | None:
 
 
 def _same_scale(one: Any, two: Any) -> bool:
-    """Whether two scales are known to be equal; those that are computed while tracing are not."""
+    """Whether two scales are known to be equal; traced values are not."""
     return one is two or (isinstance(one, int | float) and isinstance(two, int | float) and one == two)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a NumPyro model at given unconstrained latents, with plates that see the rows we choose."""
+"""Tracing a NumPyro model at given unconstrained latents, with plates restricted to chosen rows."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,12 +16,12 @@ from numpyro.primitives import Messenger
 Site = dict[str, Any]
 
 
-class Run(NamedTuple):
-    """What a run of a model leaves behind.
+class Trace(NamedTuple):
+    """The trace of a model.
 
     Attributes:
         sites: by name.
-        plates: size and subsample size of each plate, as the model wrote them.
+        plates: size and subsample size of each plate, as in the model.
     """
 
     sites: Mapping[str, Site]
@@ -30,14 +30,14 @@ class Run(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Which rows a plate sees.
+    """The rows that a plate is restricted to.
 
     Attributes:
-        plate: its name; `None` leaves every plate with all of its rows.
-        dim: the axis of the plate, counted from the right.
-        index: the rows; `None` for all.
-        is_sliced: whether the model's arguments hold these rows only, so that the plate has their number as its size.
-        as_written: leave the plates to the model, which is fed with minibatches by hand.
+        plate: its name; `None` for all rows of every plate.
+        dim: axis of the plate, counted from the right.
+        index: row numbers; `None` for all.
+        is_sliced: whether the model's arguments hold only these rows, so that the plate's size is their number.
+        as_written: leave the plates as they are, for a model whose arguments are a minibatch.
     """
 
     plate: str | None = None
@@ -48,7 +48,7 @@ class Rows:
 
 
 class _Plates(Messenger):
-    """Tells every plate which rows it sees; none draws rows by itself."""
+    """Sets the rows of every plate, so that none draws rows at random."""
 
     def __init__(self, fn: Callable[..., Any], rows: Rows) -> None:
         super().__init__(fn)
@@ -66,7 +66,7 @@ class _Plates(Messenger):
         msg["args"] = (size, msg["value"].shape[0])
 
     def postprocess_message(self, msg: Site) -> None:
-        """A plate that sees as many rows as it has takes them in their own order: here they get ours."""
+        """Reorder the rows of a plate that has as many rows as it subsamples, which NumPyro leaves in their order."""
         index, dim = self.rows.index, self.rows.dim
         if msg["type"] != "subsample" or index is None or dim is None or self.rows.is_sliced:
             return
@@ -80,27 +80,27 @@ class _Plates(Messenger):
 
 
 def whole_plates(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model with all rows in every plate."""
+    """The model without subsampling."""
     return _Plates(model, Rows())
 
 
-def run(
+def trace_at(
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     latents: Mapping[str, Float[Array, "..."]],
     rows: Rows,
-) -> Run:
-    """Run a model with its latents at unconstrained values.
+) -> Trace:
+    """Trace a model with its latents at unconstrained values.
 
-    Each latent site carries, as `log_det`, the log determinant of its map from the real line.
+    Each latent site gets a field `log_det`, the log determinant of its transform from the real line.
 
     Args:
         model: with NumPyro primitives.
         args: of the model.
         kwargs: of the model.
-        latents: unconstrained values by the names of their sites, of all rows; a site without one is drawn.
-        rows: that the data's plate sees.
+        latents: unconstrained values by site name, of all rows; sites without one are drawn.
+        rows: of the data's plate.
     """
 
     def substitute(site: Site) -> Any:
@@ -114,25 +114,25 @@ def run(
     trace = handlers.trace(plates).get_trace(*args, **kwargs)
     for name, value in latents.items():
         trace[name]["log_det"] = _log_det(trace[name], _seen(trace[name], value, rows))
-    return Run(trace, plates.sizes)
+    return Trace(trace, plates.sizes)
 
 
 def _log_det(site: Site, value: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Log determinant of the map from the real line to a site's support, an element of its batch each."""
+    """Log determinant of the transform from the real line to a site's support, one per element of its batch."""
     log_det = biject_to(site["fn"].support).log_abs_det_jacobian(value, site["value"])
     return sum_rightmost(log_det, jnp.ndim(log_det) - jnp.ndim(site["value"]) + len(site["fn"].event_shape))
 
 
 def unconstrained_shape(site: Site) -> tuple[int, ...]:
-    """Shape of a site's values on the real line."""
+    """Shape of a site's unconstrained value."""
     return tuple(biject_to(site["fn"].support).inverse_shape(jnp.shape(site["value"])))
 
 
 def _seen(site: Site, value: Float[Array, "..."], rows: Rows) -> Float[Array, "..."]:
-    """Of a latent inside the data's plate, the rows that the plate sees; of one inside a scan, that of the moment."""
-    moment = site["infer"].get("_scan_current_index")
-    if moment is not None and jnp.ndim(value) > len(biject_to(site["fn"].support).inverse_shape(site["fn"].shape())):
-        return value[moment]
+    """Of a latent in the data's plate, the chosen rows; of a latent in a scan, the current element."""
+    current = site["infer"].get("_scan_current_index")
+    if current is not None and jnp.ndim(value) > len(biject_to(site["fn"].support).inverse_shape(site["fn"].shape())):
+        return value[current]
     if rows.index is None or all(frame.name != rows.plate for frame in site["cond_indep_stack"]):
         return value
     transform = biject_to(site["fn"].support)
@@ -141,7 +141,7 @@ def _seen(site: Site, value: Float[Array, "..."], rows: Rows) -> Float[Array, ".
 
 
 def log_prob(site: Site) -> Float[Array, "..."]:
-    """Log density of each element of a site's batch, scaled as the model asks; that of a latent on the real line."""
+    """Log density per element of a site's batch, with the site's scale; that of a latent is unconstrained."""
     value = site["fn"].log_prob(site["value"])
     if "log_det" in site:
         value = value + site["log_det"]
@@ -149,12 +149,12 @@ def log_prob(site: Site) -> Float[Array, "..."]:
 
 
 def is_latent(site: Site) -> bool:
-    """Whether a site is one of the unknowns."""
+    """Whether a site is latent."""
     return site["type"] == "sample" and not site["is_observed"]
 
 
 def is_real(support: Any) -> bool:
-    """Whether a support is the real line, with nothing to map."""
+    """Whether a support is the real line, without a transform."""
     return support is constraints.real or (
         isinstance(support, constraints.independent) and support.base_constraint is constraints.real
     )
