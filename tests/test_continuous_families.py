@@ -22,7 +22,7 @@ from exact import minibatches
 from quell.estimators import GeneralizedReparameterization
 from quell.evaluation import Evaluation
 from quell.families import Beta, BetaParams, Gamma, GammaParams, LowRank, LowRankParams
-from quell.families.gamma_quantile import log_gamma_quantile
+from quell.families.quantile import log_gamma_quantile
 from tolerances import DIFFERENCES, EXACT, EXPECTATION, ROUNDING, SINGLE
 
 NAMES = ("gamma", "beta", "low-rank")

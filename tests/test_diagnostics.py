@@ -16,7 +16,7 @@ import pytest
 
 import quell
 import tolerances
-from exact import exact_draw
+from exact import exact_draw, gauss_hermite
 from quell.diagnostics import advice, covariance, densities, ensembles, estimate, khat, plots, variance
 from quell.diagnostics.contribution import (
     Contribution,
@@ -54,7 +54,7 @@ def point():
 def exact_covariances(point):
     """By quadrature over the noise and all minibatches; a step averages two independent replicates."""
     gradient, params, state = point
-    draw, mass = exact_draw(gradient.problem, SAMPLER.batch_size)
+    draw, mass = exact_draw(gauss_hermite(20).power(2), LOGISTIC.num_data, SAMPLER.batch_size)
     evaluation = Evaluation(gradient.problem, params, draw)
     dense = [evaluation.algebra.dense(sample) for sample in gradient.samples(evaluation, state)]
     found = []

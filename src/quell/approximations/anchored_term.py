@@ -9,10 +9,10 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.approximations.anchor import AbstractAnchor
 from quell.approximations.quadratic_term import AbstractSharedCurvatureTerm, Tangent
-from quell.evaluation import Batch, Evaluation, Problem
+from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic
-from quell.terms import AbstractTerm, Data, batch_factor, expected_grad
+from quell.terms import AbstractTerm, Data, expected_grad
 
 
 class AnchoredTerm(AbstractTerm):

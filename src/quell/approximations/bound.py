@@ -6,10 +6,10 @@ from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
-from quell.evaluation import Batch, Evaluation, Problem
+from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import Capability
 from quell.models.quadratic import FactoredCurvature, Quadratic
-from quell.terms import AbstractTerm, Data, batch_factor
+from quell.terms import AbstractTerm, Data
 
 
 class JaakkolaJordan(AbstractApproximation):

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.data.access import like_rows
-from quell.evaluation import Batch, Evaluation, Problem
+from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport
 from quell.models import AbstractDataExpansion, AbstractModel
-from quell.terms import AbstractTerm, Data, batch_factor
+from quell.terms import AbstractTerm, Data
 
 
 class TaylorInData(AbstractApproximation):

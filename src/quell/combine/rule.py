@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule: lagged weights from exponentially averaged moments."""
+"""The rule: lagged weights from exponential averages of the second moments of base gradient and variates.
+
+Everything here is arrays: the joint matrix of inner products has the base gradient as row and column 0 and
+the variates after it. Where weights are learned by leaf, there is one matrix for each leaf of the parameters.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +15,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass, spread
-from quell.combine.prior import NormalWishart, isotropic
-from quell.combine.solve import solve
+from quell.combine.solve import NormalWishart, isotropic, solve
 from quell.core.checks import check_count, check_name
 
 METRICS = ("euclidean", "natural")

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from quell.estimators.base import AbstractEstimator, default_transport, suffix
-from quell.evaluation import Batch, Evaluation, Problem
+from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import Capability, FactoredGradient
 from quell.models.quadratic import FactoredCurvature, Quadratic
-from quell.terms import AbstractTerm, Data, batch_factor
+from quell.terms import AbstractTerm, Data
 
 
 class LocalReparameterization(AbstractEstimator):

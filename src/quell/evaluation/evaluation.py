@@ -97,3 +97,8 @@ class Evaluation:
         """Apply a function of one latent and one batch to each replicate."""
         axis = 0 if self.has_batch_axis(full_data=full_data) else None
         return jax.vmap(function, in_axes=(0, axis))(self.latents(transport), self._batch(full_data=full_data))
+
+
+def batch_factor(problem: Problem, batch: Batch) -> float:
+    """How many data each datum of a batch stands for."""
+    return problem.model.num_data / jax.tree.leaves(batch.rows)[0].shape[0]

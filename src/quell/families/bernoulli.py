@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count
 from quell.families.discrete import AbstractDiscreteFamily
-from quell.families.noise import open_uniform
+from quell.families.quantile import open_uniform
 
 
 class Logits(NamedTuple):

@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
-from quell.families.gamma_quantile import log_gamma_quantile
-from quell.families.noise import open_uniform
+from quell.families.quantile import log_gamma_quantile, open_uniform
 
 
 class BetaParams(NamedTuple):

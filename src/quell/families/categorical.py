@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 from quell.core.checks import check_count
 from quell.families.bernoulli import Logits
 from quell.families.discrete import AbstractDiscreteFamily
-from quell.families.noise import open_uniform
+from quell.families.quantile import open_uniform
 
 
 class Categorical(AbstractDiscreteFamily):

@@ -11,10 +11,9 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
 from quell.families.full_rank_algebra import FullRankAlgebra
-from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_geometry import FullRankGeometry
-from quell.families.location_scale import LocationScale, diagonal_from, scale_tril
-from quell.families.noise import standard_normal
+from quell.families.full_rank_gram import FullRankDraw
+from quell.families.location_scale import LocationScale, diagonal_from, scale_tril, standard_normal
 from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 
 

@@ -17,11 +17,9 @@ from jaxtyping import Array, Float
 
 from quell.families.algebra import AbstractGradientAlgebra
 from quell.families.factored import Exact, FactoredGradient, Outer, Path
-from quell.families.full_rank_draw import FullRankDraw
 from quell.families.full_rank_geometry import matrix_cotangent
-from quell.families.full_rank_gram import FullRankGram
-from quell.families.location_scale import LocationScale
-from quell.families.noise import standard_log_prob
+from quell.families.full_rank_gram import FullRankDraw, FullRankGram
+from quell.families.location_scale import LocationScale, standard_log_prob
 from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 from quell.models.quadratic import Quadratic
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Inner products of factored gradients of a full-rank Gaussian.
+r"""One draw from a full-rank Gaussian, and inner products of the factored gradients taken there.
 
 A Cholesky path with cotangent \(g\) is \((g, \mathrm{tril}(g\epsilon^\top))\). Means have few numbers, so that their
 inner products are plain ones. The inner product of the path's scale with any parameter-shaped \(V\) is
@@ -7,6 +7,7 @@ inner products are plain ones. The inner product of the path's scale with any pa
 as long as the parameters, except for symmetric paths.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -14,12 +15,56 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from quell.families.factored import Exact, FactoredGradient, Outer
-from quell.families.full_rank_draw import FullRankDraw
-from quell.families.transport import CHOLESKY, SYMMETRIC, AbstractTransport
+from quell.families.symmetric_root import SymmetricRoot
+from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 
 Latents = Float[Array, "sample latent"]
 Scale = Float[Array, "latent latent"] | Float[Array, "latent"]
 """A scale's cotangent; a vector stands for a diagonal matrix."""
+
+
+class FullRankDraw:
+    """Noise, and the parameters it is carried by.
+
+    Args:
+        loc: the mean.
+        tril: the scale, lower triangular.
+        slope: derivative of the scale's diagonal with respect to its parameters.
+        noise: one row per replicate.
+    """
+
+    def __init__(
+        self,
+        loc: Float[Array, "latent"],
+        tril: Float[Array, "latent latent"],
+        slope: Float[Array, "latent"],
+        noise: Float[Array, "sample latent"],
+    ) -> None:
+        """Keep what the draw is made of."""
+        self.loc, self.tril, self.slope, self.noise = loc, tril, slope, noise
+
+    @functools.cached_property
+    def root(self) -> SymmetricRoot:
+        """The symmetric square root of the covariance, decomposed on first use."""
+        return SymmetricRoot.from_tril(self.tril)
+
+    @functools.cached_property
+    def mask(self) -> Float[Array, "latent latent"]:
+        """From a full matrix to the parameters: ones below the diagonal, slopes on it, zeros above."""
+        ones = jnp.ones_like(self.tril)
+        return jnp.tril(ones, -1) + jnp.diag(self.slope)
+
+    def weight(self, exact: Exact) -> Float[Array, "sample"]:
+        """The factors of a shared value, one per replicate."""
+        return jnp.ones_like(self.noise[:, 0]) if exact.weight is None else exact.weight
+
+    def without_mirror(self, gradient: FactoredGradient) -> FactoredGradient:
+        r"""The same gradient with its mirrored path as an outer product, \(-g\epsilon^\top\) for the scale."""
+        cotangent = gradient.cotangent(MIRRORED)
+        if cotangent is None:
+            return gradient
+        outer = Outer(cotangent, cotangent[:, None], -self.noise[:, None])
+        return gradient.without(MIRRORED) + FactoredGradient(outers=(outer,))
 
 
 class FullRankGram:

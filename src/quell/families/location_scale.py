@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Gaussian families share: their parameters and the transform of the diagonal."""
+"""What the Gaussian families share: their parameters, the transform of the diagonal, and standard normal noise."""
 
+import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Key
+
+LARGE_DRAW = 2**20
+"""From this many numbers on, noise is made in a loop."""
 
 
 class LocationScale(NamedTuple):
@@ -33,3 +39,18 @@ def scale_tril(raw: Float[Array, "latent latent"], *, log_scale: bool) -> Float[
     r"""The triangular matrix \(L\) from its parameters."""
     diagonal = diagonal_from(jnp.diagonal(raw), log_scale=log_scale).value
     return jnp.tril(raw, -1) + jnp.diag(diagonal)
+
+
+def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
+    """Independent standard normal noise; a large draw is made replicate by replicate.
+
+    In one piece, a compiler that fuses would keep four arrays in place of the noise, and make it anew for each use.
+    """
+    if num * dim < LARGE_DRAW:
+        return jax.random.normal(key, (num, dim), dtype)
+    return jax.lax.map(lambda one: jax.random.normal(one, (dim,), dtype), jax.random.split(key, num))
+
+
+def standard_log_prob(noise: Float[Array, "sample latent"]) -> Float[Array, "sample"]:
+    """Log density of standard normal noise."""
+    return -0.5 * noise.shape[1] * math.log(2 * math.pi) - 0.5 * jnp.sum(noise**2, axis=1)

@@ -10,10 +10,10 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
+from quell.families.location_scale import standard_normal
 from quell.families.low_rank_algebra import LowRankAlgebra
 from quell.families.low_rank_geometry import LowRankGeometry
 from quell.families.low_rank_params import LowRankParams, covariance_product, whitened_factor
-from quell.families.noise import standard_normal
 from quell.models.quadratic import squares_in_rows
 
 START = 0.1

@@ -13,9 +13,8 @@ from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
 from quell.families.coordinate_blocks import AbstractBlockAlgebra, DenseBlock, Start, block_of
 from quell.families.factored import Exact, FactoredGradient, Path
-from quell.families.location_scale import LocationScale, diagonal_from
+from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
 from quell.families.mean_field_geometry import MeanFieldGeometry
-from quell.families.noise import standard_log_prob, standard_normal
 from quell.families.transport import DIAGONAL, MIRRORED, AbstractTransport
 from quell.models.quadratic import Quadratic, squares_in_rows
 

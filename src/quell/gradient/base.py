@@ -15,7 +15,7 @@ from quell.estimators import (
 from quell.evaluation import Evaluation, Problem
 from quell.evaluation.problem import expected_prior_and_entropy
 from quell.families import Capability, FactoredGradient
-from quell.terms import AbstractTerm, Data, Prior, Variational, joint
+from quell.terms import AbstractTerm, Data, Prior, Variational
 from quell.variates.cost import refuses_memory
 
 
@@ -57,7 +57,7 @@ class BaseGradient(eqx.Module):
                 evaluation.problem, evaluation.params
             )
         transport = evaluation.problem.family.sampling
-        values = joint().values(evaluation, transport, full_data=False)
+        values = sum(term.values(evaluation, transport, full_data=False) for term in (Data(), Prior()))
         return jnp.mean(values - evaluation.algebra.log_probs(transport))
 
     def is_exact(self, evaluation: Evaluation) -> bool:

@@ -6,7 +6,6 @@ from quell.terms.elbo import Data as Data
 from quell.terms.elbo import Prior as Prior
 from quell.terms.elbo import Score as Score
 from quell.terms.elbo import Variational as Variational
-from quell.terms.expectation import batch_factor as batch_factor
 from quell.terms.expectation import expected_grad as expected_grad
 from quell.terms.total import Total as Total
 from quell.terms.total import elbo as elbo

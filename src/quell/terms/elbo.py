@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from quell.evaluation import Batch, Evaluation, Problem
+from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic, expand_function
 from quell.terms.base import AbstractTerm
 from quell.terms.expansion import average, expand_each, refuses_second_derivative
 from quell.terms.expectation import (
     Expectation,
-    batch_factor,
     expected_grad,
     expected_on_all,
     expected_on_batches,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from quell.evaluation import Batch, Evaluation, Problem
+from quell.evaluation import Batch, Evaluation, batch_factor
 from quell.families import AbstractTransport, FactoredGradient
 from quell.models import AbstractPredictor
 from quell.models.quadratic import FactoredCurvature, Quadratic
@@ -20,11 +20,6 @@ class Expectation(NamedTuple):
 
     value: Float[Array, ""]
     grad: FactoredGradient
-
-
-def batch_factor(problem: Problem, batch: Batch) -> float:
-    """How many data each datum of a batch stands for."""
-    return problem.model.num_data / jax.tree.leaves(batch.rows)[0].shape[0]
 
 
 def sum_over_data(

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quantile function of the gamma distribution, with the derivative that implicit reparameterization needs."""
+"""Sampling through distribution functions: uniform noise, and the logarithm of the gamma quantile."""
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammainc, gammaincc, gammaln, ndtri
-from jaxtyping import Array, Bool, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int, Key
 
 NUM_STEPS = 3
 """From the starts below, two steps leave a relative error of 4e-8 at most, and each step cubes it."""
@@ -90,3 +91,9 @@ def _start(shape: Array, u: Array, bound: Array) -> Array:
 
 def _is_tiny(t: Array) -> Bool[Array, "..."]:
     return t < jnp.log(jnp.finfo(t.dtype).eps)
+
+
+def open_uniform(key: Key[Array, ""], shape: tuple[int, ...], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Uniform numbers that are neither 0 nor 1."""
+    tiny = jnp.finfo(dtype).eps / 2
+    return jax.random.uniform(key, shape, dtype, minval=tiny, maxval=1.0 - tiny)
