@@ -9,7 +9,20 @@ from jax.scipy.linalg import cho_solve
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from quell.combine.moments import Moments
+Joint = Float[Array, "*leaf joint joint"]
+
+
+class Moments(eqx.Module):
+    r"""Second moments: \(E\,C^\top C\), \(E\,C^\top h\) and \(E\,h^\top h\)."""
+
+    gram: Float[Array, "*leaf variate variate"]
+    cross: Float[Array, "*leaf variate"]
+    base: Float[Array, "*leaf"]
+
+    @classmethod
+    def from_joint(cls, joint: Joint) -> "Moments":
+        """Split the joint matrix of inner products."""
+        return cls(joint[..., 1:, 1:], joint[..., 1:, 0], joint[..., 0, 0])
 
 
 class NormalWishart(eqx.Module):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows
-from quell.combine.moments import spread
+from quell.combine.rule import spread
 from quell.data.access import on_disk
 from quell.evaluation import Draw, Evaluation, Problem, Sampler
 from quell.families import Capability, FactoredGradient
