@@ -19,7 +19,6 @@ from quell.diagnostics.advice import Advice, Level
 from quell.diagnostics.contribution import Contribution, Contributions, Dispensable
 from quell.diagnostics.page import page
 from quell.diagnostics.page_contents import Contents, Picture
-from quell.fit import Trial
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" _" + "long" * 30
 FEATURES = np.column_stack([np.linspace(-1, 1, 12), np.ones(12)])
@@ -187,7 +186,7 @@ def test_a_fit_whose_gradient_is_exact(folder):
         assert absent not in text
 
 
-def test_what_was_tried_is_shown_and_what_is_not_used_is_not(folder):
+def test_the_choice_is_shown_and_what_is_not_used_is_not(folder):
     """Three variates, of which one is in use."""
     variates = quell.paper.variates(["c1", "c2", "c7"])
     model = quell.logistic_regression(FEATURES, np.arange(12) % 2)
@@ -197,15 +196,13 @@ def test_what_was_tried_is_shown_and_what_is_not_used_is_not(folder):
     params = gradient.problem.family.init()
     steps, weights = np.ones(60), np.tile([0.0, 0.0, -1.0], (60, 1))
     history = quell.History(steps, steps, steps, weights, weights > 0, weights[:, 0] > 0)
-    trials = (Trial("base + c7", 0.5, 12.0, 0.25), Trial("base <b>", 2.0, 8.0, 1.0))
-    choice = quell.Choice("sampled", gradient.active, 1, "It is <quick>.", trials)
+    choice = quell.Choice("sampled", ("c7",), "It is <quick>.")
     state = gradient.init(params)
     result = quell.FitResult(params, gradient, state, history, quell.Status.COMPLETED, 1.0, choice)
     written = result.report(folder / "chosen.html", seconds=5.0).read_text()
     choice_at, variates_at, variance_at = (written.index(f'id="{name}"') for name in ("choice", "variates", "variance"))
     table = _Parsed(written[choice_at:variates_at]).text
-    for expected in ("It is <quick>.", "base + c7", "base <b>", "12 µs", "0.25 ×", "1.00 ×"):
-        assert expected in table
+    assert "It is <quick>." in table
     variates_section = _Parsed(written[variates_at:variance_at]).text
     assert "c7" in variates_section
     assert "c1" not in variates_section

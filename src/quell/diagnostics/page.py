@@ -12,7 +12,7 @@ from quell.diagnostics.estimate import Estimate
 from quell.diagnostics.khat import Khat
 from quell.diagnostics.looks import STYLE
 from quell.diagnostics.noise import BlockVariance, GradientVariance
-from quell.diagnostics.page_contents import Chosen, Contents, Picture, Tried
+from quell.diagnostics.page_contents import Chosen, Contents, Picture
 from quell.diagnostics.summary import summary_table
 
 _CLASSES = {Level.GOOD: "holds", Level.NOTE: "open", Level.ACT: "fails"}
@@ -92,23 +92,7 @@ def _advice(advice: Sequence[Advice]) -> str:
 def _choice(choice: Chosen | None) -> list[str]:
     if choice is None:
         return []
-    if not choice.trials:
-        return [_section("Choice", "choice", "", choice.reason)]
-    rows = "".join(_trial_row(trial) for trial in choice.trials)
-    head = "".join(f'<th scope="col">{column}</th>' for column in ("noise", "step", "time to converge"))
-    table = f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return [_section("Choice", "choice", table, f"{choice.reason} {_CHOICE_TEXT}")]
-
-
-_CHOICE_TEXT = (
-    "Noise and time of a step were measured by trial runs; the predicted time to converge is in units of the base "
-    "gradient's. Times are those of the machine that ran them."
-)
-
-
-def _trial_row(trial: Tried) -> str:
-    cells = (_number(trial.noise, ".3g"), _duration(1e-6 * trial.microseconds), _times(trial.effort))
-    return f'<tr><th scope="row">{escape(trial.what)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    return [_section("Choice", "choice", "", choice.reason)]
 
 
 def _variates(contents: Contents) -> list[str]:

@@ -29,31 +29,6 @@ class Picture:
 
 
 @runtime_checkable
-class Tried(Protocol):
-    """One way to make the gradient, as it was judged."""
-
-    @property
-    def what(self) -> str:
-        """In words."""
-        ...
-
-    @property
-    def noise(self) -> float:
-        """Expected squared distance of the gradient from its mean."""
-        ...
-
-    @property
-    def microseconds(self) -> float:
-        """Of a step."""
-        ...
-
-    @property
-    def effort(self) -> float:
-        """Predicted time to converge, in units of the base gradient's."""
-        ...
-
-
-@runtime_checkable
 class Chosen(Protocol):
     """What was chosen automatically: the fields of a `Choice`."""
 
@@ -65,11 +40,6 @@ class Chosen(Protocol):
     @property
     def reason(self) -> str:
         """In words."""
-        ...
-
-    @property
-    def trials(self) -> Sequence[Tried]:
-        """What it was compared with, best first."""
         ...
 
 
