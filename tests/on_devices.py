@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 import quell
 from quell.core import devices
 from quell.data.access import take_rows
-from quell.fit import warm_start as rough
+from quell.fit import warm_start
 from quell.models.row_sum import sum_over_rows
 
 LONG = 100
@@ -110,11 +110,11 @@ def check_what_does_not_divide_is_refused():
 
 def check_a_rough_start_is_the_same():
     """On some of the rows, which are gathered; with a lower bound for what are many data."""
-    rng, usual = np.random.default_rng(2), rough.FEWEST
+    rng, usual = np.random.default_rng(2), warm_start.LEAST_NUMBERS
     model = quell.logistic_regression(rng.normal(size=(4096, 3)), rng.integers(0, 2, size=4096))
-    rough.FEWEST = 1
+    warm_start.LEAST_NUMBERS = 1
     spread, alone = (quell.fit(model, quell.FullRank(3), mesh=mesh, key=jax.random.key(0)) for mesh in ("all", None))
-    rough.FEWEST = usual
+    warm_start.LEAST_NUMBERS = usual
     assert "random data" in spread.choice.reason
     np.testing.assert_allclose(np.asarray(spread.params.loc), alone.params.loc, rtol=1e-4, atol=1e-6)
 

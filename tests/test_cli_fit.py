@@ -20,6 +20,7 @@ from quell.cli.data_file import read_data
 from quell.cli.fit_settings import FitSettings
 from quell.cli.model_file import load_model
 from quell.fit import driver, loop
+from quell.fit.checkpoint.file import read_contents
 
 MODELS = """
 import jax.numpy as jnp
@@ -157,7 +158,7 @@ def test_by_default_the_gradient_is_chosen(files):
     batched = FitSettings(model=f"{files.models}:ready", batch_size=2).plan(checkpoint=quell.Checkpoint(files.out))
     assert batched.choice is not None
     assert not batched.choice.exact
-    assert any(batched.choice.active)
+    assert batched.choice.variates
     assert batched.algorithm.gradient.sampler == quell.Sampler(10, 2)
 
 
@@ -203,9 +204,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_go_on(files, monkeypatch, tm
     words = line.partition("quell ")[2].split()
     resumed = _run(*words)
     assert resumed.exit_code == 0, resumed.output
-    one, two = (
-        quell.fitting.checkpoint_file.read_contents(at.out / "checkpoint.quell").arrays for at in (whole, files)
-    )
+    one, two = (read_contents(at.out / "checkpoint.quell").arrays for at in (whole, files))
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
 
 

@@ -22,8 +22,8 @@ import quell
 from quell.cli.cluster import join
 from quell.cli.data_file import read_data, read_parts
 from quell.core import devices, processes
-from quell.fit.checkpoint_file import read_contents
-from quell.fit.fingerprint import rows_digest
+from quell.fit.checkpoint.file import read_contents
+from quell.fit.checkpoint.fingerprint import rows_digest
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 200
