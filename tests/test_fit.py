@@ -348,7 +348,7 @@ def test_mean_and_std_are_those_of_the_params(family, key):
     )
 
 
-@pytest.mark.parametrize(("optimizer", "needed"), [(0.1, "An optax optimiser was needed")])
+@pytest.mark.parametrize(("optimizer", "needed"), [(0.1, r"`optimizer` must be an optax transformation, got 0\.1")])
 @pytest.mark.usefixtures("unchecked")
 def test_an_optimizer_that_is_none_is_explained(optimizer, needed, key):
     model = quell.logistic_regression([[1.0], [2.0]], [0, 1])
@@ -360,7 +360,7 @@ def test_an_optimizer_that_is_none_is_explained(optimizer, needed, key):
 @pytest.mark.parametrize("wrong", [lambda z, x: jnp.sum(x * z), lambda z, x: x[:, None] * x * z])
 def test_a_likelihood_of_the_wrong_shape_is_refused_before_the_fit(wrong, key):
     model = quell.Model(wrong, quell.NormalPrior(), jnp.ones(5), 1)
-    with pytest.raises(quell.ModelError, match=r"Shape \(3,\) was needed, one value a datum"):
+    with pytest.raises(quell.ModelError, match=r"\(3,\)"):
         quell.fit(model, quell.MeanField(1), steps=1, key=key)
 
 
