@@ -248,6 +248,7 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     assert given.warm_start is None
 
 
+@pytest.mark.slow
 def test_adam_on_many_rows_arrives(too_many_for_adam):
     """With the prior strength of `Rule()`, which is per datum, weights stay too small to remove the noise."""
     model, family = logistic(), quell.FullRank(DIM)
@@ -277,6 +278,7 @@ def test_rows_of_a_warm_start_are_fewer_where_fits_are_many(many, monkeypatch):
     assert [WarmStart.of(problem, num_fits=num).num_rows for num in (1, 2, 3)] == [200, 100, 66]
 
 
+@pytest.mark.slow
 def test_a_warm_started_fit_with_adam_is_resumed_and_several_begin_as_one(too_many_for_adam, tmp_path):
     model, family, options = logistic(), quell.FullRank(DIM), {"optimizer": optax.adam(0.01)}
     key, *_ = jax.random.split(jax.random.key(2), 2)
