@@ -41,7 +41,7 @@ def fit(
         int | None, typer.Option(help="Data in a minibatch; by default all, or 100 where there are many.")
     ] = None,
     variates: Annotated[
-        str, typer.Option(help="auto (by measurement), default, none, S4 to S7, or some of c1 to c7.")
+        str, typer.Option(help="auto (by rule), default, none, S4 to S7, or some of c1 to c7.")
     ] = "auto",
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Steps between two checkpoints; a minute by default.")
@@ -88,9 +88,8 @@ def fit(
 
 def print_outcome(folder: FitFolder, result: FitResult) -> None:
     """Show the result and where it lies; a fit that has diverged is a failure."""
-    _, line, tried = str(result.choice or "").partition("\n")
     where = f"{folder.report.name} shows it." if folder.report.exists() else f"`quell report {folder.path}` shows it."
-    text = f"{result!r}{line}{tried}\nWritten to {folder.path}: {where}"
+    text = f"{result!r}\nWritten to {folder.path}: {where}"
     if jax.process_index() == 0:
         output_console().print(escape(text), soft_wrap=True)
     if result.status is Status.DIVERGED:
