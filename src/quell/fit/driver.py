@@ -232,7 +232,7 @@ class FitLoop:
                 recent=recent,
                 seconds=self.seconds,
             )
-            if first_says(lambda told=progress: _is_true(callback(told))) and number not in self.ended:
+            if first_says(lambda now=progress: _is_true(callback(now))) and number not in self.ended:
                 self.ended[number] = Status.STOPPED
 
     def _member(self, tree: PyTree, number: int) -> PyTree:

@@ -24,7 +24,7 @@ FIT_AXIS = "fit"
 def run_chunk(
     algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState, until: Int[Array, ""]
 ) -> tuple[LoopState, StepInfo]:
-    """Take steps until their number is `until`, fewer if too many in a row are not finite.
+    """Take steps until their number is `until`, fewer if too many consecutive ones are not finite.
 
     The number is an argument and the history a buffer of fixed length, so that chunks of any length share
     one compiled program, and a fit does not depend on their lengths.
@@ -88,7 +88,7 @@ def _side_by_side(
 
 
 def is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:
-    """Whether there are steps to take, and not too many in a row were skipped."""
+    """Whether there are steps to take, and not too many consecutive ones were skipped."""
     return (state.step < until) & (state.skipped_in_a_row <= policy.max_skipped)
 
 

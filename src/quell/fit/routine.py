@@ -28,7 +28,7 @@ def fit(
         model: likelihood, prior and data.
         family: of the approximation.
         key: all randomness of the fit is a function of it.
-        options: the fields of [`FitOptions`][quell.FitOptions], such as `steps`, `variates` and `optimizer`.
+        options: the fields of `quell.FitOptions`, such as `steps`, `variates` and `optimizer`.
 
     Returns:
         Parameters, history and status. Ctrl-C returns the last parameters; in one of several processes it ends all.
@@ -64,7 +64,7 @@ def fit_many(
         family: of the approximation.
         num_fits: how many.
         key: split into one key per fit.
-        options: the fields of [`FitOptions`][quell.FitOptions], as for `fit`; `throw` raises when all have ended.
+        options: the fields of `quell.FitOptions`, as for `fit`; `throw` raises when all have ended.
 
     Returns:
         One result per fit. The seconds of each are those of all together.

@@ -52,7 +52,7 @@ def sweep(
         out: folder for finished subsets, the checkpoint of the running one, and the table as `sweep.json` and
             `sweep.csv`. The same call with the same folder goes on where it was, and more subsets may be added; other
             settings are refused.
-        options: `steps`, `sampler`, `base`, `rule` and `progress` of [`FitOptions`][quell.FitOptions], for each fit.
+        options: `steps`, `sampler`, `base`, `rule` and `progress` of `quell.FitOptions`, for each fit.
 
     Returns:
         One row per subset and rate, with the ELBO where the fits ended: exact where there is a way, else sampled.
