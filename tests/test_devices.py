@@ -208,7 +208,7 @@ def test_rows_on_disk_and_a_mesh_are_refused(tmp_path):
     np.save(tmp_path / "x.npy", np.eye(4))
     np.save(tmp_path / "y.npy", np.arange(4) % 2)
     model = quell.logistic_regression(quell.DiskRows(tmp_path / "x.npy"), quell.DiskRows(tmp_path / "y.npy"))
-    with pytest.raises(ValueError, match="Rows in memory were needed"):
+    with pytest.raises(ValueError, match=r"`mesh` .* got DiskRows"):
         quell.fit(model, quell.MeanField(4), mesh="all", key=jax.random.key(0))
 
 
@@ -296,7 +296,7 @@ def test_the_same_rows_in_all_processes_are_refused(monkeypatch):
 def test_natural_gradients_of_other_data_are_refused():
     model, few = (quell.logistic_regression(np.ones((num, 2)), np.arange(num) % 2) for num in (8, 4))
     optimizer = quell.natural_gradient(quell.Problem(few, quell.FullRank(2)))
-    with pytest.raises(ValueError, match="for 4 data, and the fit has 8"):
+    with pytest.raises(ValueError, match=r"`optimizer` .* 8 data, .* got one for 4"):
         quell.fit(model, quell.FullRank(2), optimizer=optimizer, key=jax.random.key(0))
 
 
