@@ -4,7 +4,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
 import equinox as eqx
 import optax
@@ -27,6 +27,31 @@ Variates = tuple[ControlVariate, ...] | Literal["auto"]
 
 def _checked_variates(variates: Any) -> Variates:
     return "auto" if isinstance(variates, str) and variates == "auto" else list_variates(variates)
+
+
+class SweepKeywords(TypedDict, total=False):
+    """Options that `fit` and `sweep` have in common, for type checkers; `FitOptions` documents them."""
+
+    steps: int
+    sampler: Sampler | None
+    base: BaseGradient | None
+    rule: Rule | None
+    progress: bool | None
+
+
+class FitKeywords(SweepKeywords, total=False):
+    """The fields of `FitOptions` as keyword arguments, for type checkers."""
+
+    variates: Iterable[ControlVariate] | Literal["auto"]
+    optimizer: optax.GradientTransformation | None
+    params: PyTree | None
+    max_skipped: int
+    average_from: float | None
+    early_stopping: EarlyStopping | None
+    checkpoint: Checkpoint | None
+    callback: Callback | None
+    mesh: Mesh | Literal["all"] | None
+    throw: bool
 
 
 class FitOptions(eqx.Module):
@@ -105,30 +130,11 @@ class FitOptions(eqx.Module):
                 "`callback=lambda progress: print(progress.step)`."
             )
 
-
-class SweepKeywords(TypedDict, total=False):
-    """Options that `fit` and `sweep` have in common, for type checkers; `FitOptions` documents them."""
-
-    steps: int
-    sampler: Sampler | None
-    base: BaseGradient | None
-    rule: Rule | None
-    progress: bool | None
-
-
-class FitKeywords(SweepKeywords, total=False):
-    """The fields of `FitOptions` as keyword arguments, for type checkers."""
-
-    variates: Iterable[ControlVariate] | Literal["auto"]
-    optimizer: optax.GradientTransformation | None
-    params: PyTree | None
-    max_skipped: int
-    average_from: float | None
-    early_stopping: EarlyStopping | None
-    checkpoint: Checkpoint | None
-    callback: Callback | None
-    mesh: Mesh | Literal["all"] | None
-    throw: bool
+    @classmethod
+    def from_keywords(cls, **keywords: Unpack[FitKeywords]) -> "FitOptions":
+        """From the keyword arguments of `fit`; an iterator of variates is listed first, as no module can hold one."""
+        keywords["variates"] = _checked_variates(keywords.get("variates", "auto"))
+        return cls(**keywords)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

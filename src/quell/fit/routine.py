@@ -42,7 +42,7 @@ def fit(
         ('COMPLETED', 20)
     """
     check_key(key)
-    return _fit(model, family, key, FitOptions(**options))[0]
+    return _fit(model, family, key, FitOptions.from_keywords(**options))[0]
 
 
 @shows_options(FitKeywords)
@@ -79,7 +79,7 @@ def fit_many(
     """
     check_key(key)
     check_count("num_fits", num_fits)
-    return tuple(_fit(model, family, jax.random.split(key, num_fits), FitOptions(**options)))
+    return tuple(_fit(model, family, jax.random.split(key, num_fits), FitOptions.from_keywords(**options)))
 
 
 def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], options: FitOptions) -> list[FitResult]:
