@@ -39,10 +39,8 @@ from experiments.bench.runner import AbstractRunner, Axis
 from experiments.bench.search import search
 from experiments.bench.trial import Trials, median
 from quell.cli.app import app
-from quell.fit import automatic, plan
-from quell.fit import warm_start as rough
-from quell.fit.optimizer import LEARNING_STEPS
-from quell.fit.plan import FitOptions
+from quell.fit import FitOptions, defaults, method, warm_start
+from quell.fit.defaults import WARM_UP_STEPS
 
 SMALL = ("sonar", "poisson", "hierarchical", "network")
 
@@ -586,9 +584,11 @@ def test_without_a_folder_of_peers_one_line_says_so(tmp_path, monkeypatch):
 
 def test_our_method_takes_the_steps_of_a_fit_and_looks_where_it_looks(benches, monkeypatch):
     """Also where it changes to another gradient, and however it is cut into chunks."""
-    monkeypatch.setattr(automatic, "SETTLED_NATS", 0.0)
-    seen, settle = [], automatic.Tuner.settle
-    monkeypatch.setattr(automatic.Tuner, "settle", lambda self, *args: seen.append(args[-1]) or settle(self, *args))
+    monkeypatch.setattr(method, "MOST_NOISE", 0.0)
+    seen, check = [], method.Method.after_noise_check
+    monkeypatch.setattr(
+        method.Method, "after_noise_check", lambda self, *args: seen.append(args[-1]) or check(self, *args)
+    )
     rng = np.random.default_rng(1)
     data = {"x": jnp.asarray(rng.normal(size=(40, 2))), "y": jnp.asarray(rng.normal(size=40))}
     curved = quell.Model(
@@ -611,14 +611,14 @@ def test_our_method_takes_the_steps_of_a_fit_and_looks_where_it_looks(benches, m
 
 
 def test_adam_runs_as_a_fit_does_its_walk_and_its_first_steps_included(benches, monkeypatch):
-    monkeypatch.setattr(rough, "FEWEST", 10_000)
-    monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
-    monkeypatch.setattr(plan, "LARGEST_FULL", 200)
+    monkeypatch.setattr(warm_start, "LEAST_NUMBERS", 10_000)
+    monkeypatch.setattr(method, "LARGEST_EXACT", 200)
+    monkeypatch.setattr(defaults, "LARGEST_FULL", 200)
     bench, key = benches["poisson"], jax.random.key(4)
     ((ensemble,), (base,)) = (method.make()[:1] for method in own_methods(bench, ("ensemble", "base")))
-    assert ensemble.most_steps({"length": 100.0}) == 100 + LEARNING_STEPS
+    assert ensemble.most_steps({"length": 100.0}) == 100 + WARM_UP_STEPS
     assert base.most_steps({"length": 100.0}) == 100
-    assert all("from a walk on 400 rows" in runner.label for runner in (ensemble, base))
+    assert all("from a warm start on 400 rows" in runner.label for runner in (ensemble, base))
     setting = {"rate": 0.01, "length": math.inf, "scale": 0.1}
     state = ensemble.start(key, bench.start, setting)
     for until in (1, 7, 30):

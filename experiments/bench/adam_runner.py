@@ -70,11 +70,11 @@ class AdamRunner(AbstractRunner):
         """Nothing is compiled yet."""
         self.bench, self.label, self.axes = bench, label, axes
         self.gradient = gradient
-        self.still = int(plan.policy.still) if plan is not None and gradient.variates else 0
+        self.still = int(plan.policy.warm_up) if plan is not None and gradient.variates else 0
         self._walk = None
-        if plan is not None and plan.rough is not None:
+        if plan is not None and plan.warm_start is not None:
             self._walk = plan.first_params
-            self.label += f", from a walk on {plan.rough.num_rows} rows"
+            self.label += f", from a warm start on {plan.warm_start.num_rows} rows"
         self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
         def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:

@@ -17,9 +17,12 @@ from experiments.bench.problems import BenchProblem
 from experiments.bench.runner import AbstractRunner, Axis, Setting
 from experiments.bench.words import gradient_text
 from quell.core.compilation import quick_options
-from quell.fit.automatic import LAST_STEPS, SETTLED
-from quell.fit.loop import LoopState, is_going, take_step
-from quell.fit.plan import FitOptions, FitPlan
+from quell.fit import FitOptions
+from quell.fit.defaults import NOISE_CHECK_STEP
+from quell.fit.loop import is_going
+from quell.fit.method import NOISE_WINDOW
+from quell.fit.plan import FitPlan
+from quell.fit.step import LoopState, take_step
 
 START_SCALE = 0.1
 """Of the families' own start."""
@@ -45,7 +48,7 @@ class FitState(NamedTuple):
 
 
 class FitRunner(AbstractRunner):
-    """The steps that `quell.fit` takes, with the walk before them and the look after the first ones.
+    """The steps that `quell.fit` takes, with the warm start before them and the noise check after the first ones.
 
     Args:
         bench: the problem.
@@ -64,42 +67,38 @@ class FitRunner(AbstractRunner):
         if not self._plans:
             params = params_of(isotropic(mean, START_SCALE, full_rank=self.bench.full_rank))
             options = dataclasses.replace(self.options, params=params)
-            plan = options.plan(self.bench.problem.model, self.bench.problem.family, key)
+            plan = FitPlan.of(options, self.bench.problem.model, self.bench.problem.family, key)
             self.label = ", ".join(word for word in (self.label, gradient_text(plan.algorithm.gradient)) if word)
             self._first = _base_of(plan)
             self._plans[self._first] = plan, _program_of(plan)
-        return FitState(self._plans[self._first][0].start, key, self._first, jnp.full(LAST_STEPS, jnp.inf))
+        return FitState(self._plans[self._first][0].start, key, self._first, jnp.full(NOISE_WINDOW, jnp.inf))
 
     def advance(self, state: FitState, until: int) -> FitState:
         step = int(state.loop.step)
         if step == 0:
             state = state._replace(loop=self._plans[state.base][0].begin(state.key, state.loop))
-        if step < SETTLED <= until and state.base == "second order":
-            state = self._settled(self._run(state, SETTLED))
+        if step < NOISE_CHECK_STEP <= until and state.base == "second order":
+            state = self._checked_noise(self._run(state, NOISE_CHECK_STEP))
         return self._run(state, until)
 
     @property
     def warm_steps(self) -> int:
-        return SETTLED + 1 if self._first == "second order" else super().warm_steps
+        return NOISE_CHECK_STEP + 1 if self._first == "second order" else super().warm_steps
 
     def _run(self, state: FitState, until: int) -> FitState:
         loop, sq_norms = self._plans[state.base][1](state.loop, state.sq_norms, state.key, np.int32(until))
         return state._replace(loop=loop, sq_norms=sq_norms)
 
-    def _settled(self, state: FitState) -> FitState:
-        """Look at the noise, and take another gradient where there is too much."""
+    def _checked_noise(self, state: FitState) -> FitState:
+        """Check the noise, and take another gradient where there is too much."""
         plan = self._plans[state.base][0]
-        assert plan.tuner is not None
-        assert plan.choice is not None
-        last = np.asarray(state.sq_norms).tolist()
-        tuned = plan.tuner.settle(state.loop.params, state.loop.algorithm.gradient, plan.choice, last)
-        if tuned is None:
+        changed = plan.after_noise_check(state.loop.params, np.asarray(state.sq_norms).tolist())
+        if changed is None:
             return state
-        changed = plan.changed(tuned)
         if (base := _base_of(changed)) not in self._plans:
             self._plans[base] = changed, _program_of(changed)
             self.label += f", then {gradient_text(changed.algorithm.gradient)}"
-        loop = eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state)
+        loop = eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, changed.start.algorithm.gradient)
         return state._replace(loop=loop, base=base)
 
     def gaussian(self, state: FitState) -> Gaussian:

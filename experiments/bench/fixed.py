@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from quell.combine import Rule
 from quell.evaluation import Problem, Sampler
-from quell.fit.automatic import EXACT, is_exact_for, second_order_gradient
-from quell.fit.optimizer import default_optimizer
-from quell.fit.plan import FitOptions, default_sampler
+from quell.fit import FitOptions
+from quell.fit.defaults import default_optimizer, default_sampler
+from quell.fit.method import EXACT, is_exact_for, second_order_gradient
 from quell.gradient import candidate_variates, default_variates, first_active
 from quell.variates import ControlVariate
 

@@ -17,7 +17,8 @@ from experiments.bench.words import gradient_text, structure_text
 from quell.combine import Rule
 from quell.estimators import ClosedForm, Reparameterization
 from quell.evaluation import Sampler
-from quell.fit.plan import FitOptions, FitPlan
+from quell.fit import FitOptions
+from quell.fit.plan import FitPlan
 from quell.fit.warm_start import WarmStart
 from quell.gradient import Gradient, default_base, default_variates
 from quell.paper import variates as paper_variates
@@ -80,7 +81,7 @@ def _adam_plan(bench: BenchProblem) -> FitPlan:
     """What an automatic fit with Adam does."""
     params = params_of(isotropic(bench.start, START_SCALE, full_rank=bench.full_rank))
     options = FitOptions(optimizer=optax.adam(0.1), params=params)
-    return options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
+    return FitPlan.of(options, bench.problem.model, bench.problem.family, jax.random.key(0))
 
 
 def _s7(bench: BenchProblem, quick: bool) -> list[Method]:

@@ -12,8 +12,8 @@ from experiments.bench.methods import reference_runner
 from experiments.bench.optimum import best_gaussian
 from experiments.bench.problems import BenchProblem
 from quell.evaluation import Sampler
+from quell.fit import FitOptions
 from quell.fit.natural_gradient import natural_gradient
-from quell.fit.plan import FitOptions
 from quell.models import LinearPredictor
 
 _NATURAL_STEPS = 4000

@@ -95,7 +95,7 @@ def gap(folder: Path) -> None:
 
     jax.config.update("jax_enable_x64", True)
     import quell
-    from quell.fit.natural_length import natural_sq_norm
+    from quell.fit.natural_gradient import natural_sq_norm
 
     exact = quell.BaseGradient(quell.ClosedForm(full_data=True), quell.ClosedForm(), quell.ClosedForm())
     model = make_model(folder)

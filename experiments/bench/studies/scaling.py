@@ -27,8 +27,9 @@ import numpy as np
 import quell
 from quell.core.compilation import quick_lower
 from quell.core.devices import checked_mesh, in_use
+from quell.fit import FitOptions
 from quell.fit.loop import run_chunk
-from quell.fit.plan import FitOptions, FitPlan
+from quell.fit.plan import FitPlan
 from quell.models.quadrature import NUM_COARSE, NUM_FEW
 from quell.models.row_sum import rows_for
 
@@ -225,7 +226,8 @@ def simulate(sizes: Sizes) -> Any:
 def measure(name: str, sizes: Sizes, model: Any, num_devices: int) -> dict[str, Any]:
     program = PROGRAMS[name]
     mesh = checked_mesh("all") if num_devices > 1 else None
-    plan = FitOptions(**program.options(sizes), mesh=mesh).plan(model, program.family(sizes), jax.random.key(0))
+    options = FitOptions(**program.options(sizes), mesh=mesh)
+    plan = FitPlan.of(options, model, program.family(sizes), jax.random.key(0))
     with in_use(mesh):
         args = (plan.algorithm, plan.policy, plan.key, plan.start, jnp.asarray(1))
         compiled = quick_lower(run_chunk.__wrapped__, *args).compile()  # pyright: ignore[reportFunctionMemberAccess]

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
@@ -84,16 +83,6 @@ def samples_per_mass(*, num_units: int, decay: float) -> float:
     return num_units * (1.0 - decay) / decay
 
 
-def spread(values: Float[Array, "..."], members: Sequence[int], size: int, *, axes: Sequence[int]) -> Array:
-    """Put the entries of some members among those of all, along each of the axes; the others are zero."""
-    places = np.full(size, len(members))
-    places[list(members)] = np.arange(len(members))
-    for axis in axes:
-        nothing = jnp.zeros_like(values, shape=np.where(np.arange(values.ndim) == axis % values.ndim, 1, values.shape))
-        values = jnp.take(jnp.concatenate([values, nothing], axis), places, axis)
-    return values
-
-
 def finite_rows(joint: Joint) -> Bool[Array, "*leaf joint"]:
     """Which rows are usable: those whose own squared norm and product with the base gradient are finite."""
     own = jnp.isfinite(jnp.diagonal(joint, axis1=-2, axis2=-1))
@@ -158,12 +147,7 @@ class Rule(eqx.Module):
         return MomentState(state.total, state.mass, Held(jnp.zeros((), jnp.int32), state.total))
 
     def weights(
-        self,
-        state: MomentState,
-        *,
-        num_units: int,
-        num_params: int | Sequence[int],
-        members: Sequence[int] | None = None,
+        self, state: MomentState, *, num_units: int, num_params: int | Sequence[int]
     ) -> Float[Array, "*leaf variate"]:
         """Weights from the moments of earlier steps.
 
@@ -171,32 +155,21 @@ class Rule(eqx.Module):
             state: it must not have seen the draw that is to be weighted.
             num_units: independent units per step.
             num_params: length of the gradient; where weights are learned by leaf, that of each leaf.
-            members: numbers of the variates that may have a weight; all by default.
         """
         # The average times the effective number of samples is the total times the samples that a unit of mass stands
         # for; so each variate counts by its own mass, also one that was dropped at most steps.
         num_samples = samples_per_mass(num_units=num_units, decay=self.decay)
-        num_variates = state.total.shape[-1] - 1
-        kept = np.arange(num_variates) if members is None else np.asarray(members, int)
-        rows = np.append(0, kept + 1)
-        total = state.total if members is None else state.total[..., rows[:, None], rows]
         if isinstance(num_params, int):
-            weights = self._solve(Moments.from_joint(total), num_params, num_samples, kept)
-        else:
-            leaves = [Moments.from_joint(one) for one in total]
-            pairs = zip(leaves, num_params, strict=True)
-            weights = jnp.stack([self._solve(leaf, num, num_samples, kept) for leaf, num in pairs])
-        return weights if members is None else spread(weights, members, num_variates, axes=(-1,))
+            return self._solve(Moments.from_joint(state.total), num_params, num_samples)
+        leaves = zip((Moments.from_joint(one) for one in state.total), num_params, strict=True)
+        return jnp.stack([self._solve(leaf, num, num_samples) for leaf, num in leaves])
 
-    def _solve(
-        self, total: Moments, num_params: int, num_samples: float, kept: Int[np.ndarray, "variate"]
-    ) -> Float[Array, "variate"]:
-        if not kept.size:
+    def _solve(self, total: Moments, num_params: int, num_samples: float) -> Float[Array, "variate"]:
+        num_variates = total.cross.shape[0]
+        if not num_variates:
             return total.cross
-        if self.prior is not None:
-            return solve(self.prior.part(kept), total, num_samples)
-        prior = isotropic(self.v0, num_params=num_params, num_variates=kept.size, dtype=total.cross.dtype)
-        return solve(prior, total, num_samples)
+        default = isotropic(self.v0, num_params=num_params, num_variates=num_variates, dtype=total.cross.dtype)
+        return solve(self.prior or default, total, num_samples)
 
     def observe(self, state: MomentState, joint: Float[Array, "*leaf joint joint"]) -> MomentState:
         """Take in the inner products of the current step."""

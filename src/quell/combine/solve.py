@@ -4,10 +4,9 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.linalg import cho_solve
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 Joint = Float[Array, "*leaf joint joint"]
 
@@ -50,10 +49,6 @@ class NormalWishart(eqx.Module):
                 f"`gram` must be a square matrix of the length of `cross`, got shapes {self.gram.shape} and "
                 f"{self.cross.shape}."
             )
-
-    def part(self, members: Int[np.ndarray, "variate"]) -> "NormalWishart":
-        """The traces of some of the variates."""
-        return NormalWishart(self.gram[members[:, None], members], self.cross[members], self.strength)
 
 
 def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: DTypeLike) -> NormalWishart:

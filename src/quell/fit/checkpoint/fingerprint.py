@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fit is of, in words that can be compared: so that no checkpoint goes on with another problem."""
+"""The fingerprint of a fit: what a checkpoint must have in common with the fit that resumes it."""
 
 import dataclasses
 import hashlib
@@ -21,12 +21,15 @@ from quell.models import AbstractModel
 PROGRAMS = ("log-likelihood", "log-prior")
 """Entries that are digests of traced programs: another version of JAX may write the same program differently."""
 
+_MOST_NAMED = 5
+"""Differences that are named in an error; the others are counted."""
+
 
 def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> dict[str, Any]:
-    """Entries by name, as JSON has them.
+    """Entries by name, as JSON.
 
-    Functions are compared by the program that JAX traces from them, so that a changed likelihood is seen. What hides in
-    an optimiser (its learning rate) is not: only the structure of its state is compared.
+    Functions are compared by the program that JAX traces from them, so that a changed likelihood is seen. Settings
+    inside an optimiser, such as its learning rate, are not: only the structure of its state is compared.
 
     Args:
         gradient: model, family, variates, base, sampler and rule.
@@ -60,8 +63,14 @@ def differences(there: Any, here: Any, name: str = "") -> list[str]:
     return [] if there == here else [f"{name} ({_short(there)} there, {_short(here)} here)"]
 
 
+def summary(found: list[str]) -> str:
+    """Differences for an error: the first few, and how many more."""
+    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more
+
+
 def describe(value: Any) -> Any:
-    """A noun with all its settings, defaults included, as JSON has them."""
+    """A module with all its settings, defaults included, as JSON."""
     if isinstance(value, eqx.Module):
         fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"class": _class_name(value), **fields}
@@ -77,12 +86,12 @@ def describe(value: Any) -> Any:
 
 
 def named(tree: PyTree, function: Callable[[Any], Any]) -> dict[str, Any]:
-    """The leaves of a tree by their path, each put through a function."""
+    """The leaves of a tree by their path, each passed through a function."""
     return {jax.tree_util.keystr(path): function(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def plain_array(leaf: Any) -> np.ndarray:
-    """A leaf as NumPy has it; of a typed key, its bits."""
+    """A leaf as a NumPy array; of a typed key, its bits."""
     is_key = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
@@ -94,20 +103,20 @@ def array_digest(leaf: Any) -> str:
 
 
 def _disk_digest(rows: DiskRows) -> dict[str, str]:
-    """Of the files, and of what is made of their rows."""
+    """Of the files, and of the function that prepares their rows."""
     if rows.prepare is None:
         return rows.digest
     return rows.digest | {"prepare": program_digest(rows.prepare, rows.like_raw(3))}
 
 
 def rows_digest(leaf: Any) -> str:
-    """The same in whole numbers that each device can add up for its own rows: one digest however they are spread."""
+    """A digest in integers that each device sums over its own rows: the same however they are sharded."""
     return f"{_shape(leaf)} {''.join(f'{int(word):08x}' for word in _sums_of_bits(leaf))}"
 
 
 @jax.jit
 def _sums_of_bits(leaf: Array) -> UInt32[Array, "word"]:
-    """Two sums over all words, each scrambled together with its place."""
+    """Two sums over all words, each hashed together with its position."""
     size = leaf.dtype.itemsize
     if leaf.dtype == bool:
         words = leaf.astype(jnp.uint32)
@@ -118,12 +127,12 @@ def _sums_of_bits(leaf: Array) -> UInt32[Array, "word"]:
     place = jnp.zeros(words.shape, jnp.uint32)
     for axis in range(words.ndim):
         here = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        place = _scrambled(place * jnp.uint32(31) + here)
-    first = _scrambled(words ^ place)
-    return jnp.stack([jnp.sum(first, dtype=jnp.uint32), jnp.sum(_scrambled(first + place), dtype=jnp.uint32)])
+        place = _hashed(place * jnp.uint32(31) + here)
+    first = _hashed(words ^ place)
+    return jnp.stack([jnp.sum(first, dtype=jnp.uint32), jnp.sum(_hashed(first + place), dtype=jnp.uint32)])
 
 
-def _scrambled(words: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+def _hashed(words: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     words = (words ^ (words >> 16)) * jnp.uint32(0x85EBCA6B)
     words = (words ^ (words >> 13)) * jnp.uint32(0xC2B2AE35)
     return words ^ (words >> 16)
@@ -134,7 +143,7 @@ def _shape(leaf: Any) -> str:
 
 
 def program_digest(function: Callable[..., Any], *shapes: Any) -> str:
-    """A digest of what JAX traces from a function, with the constants that it holds."""
+    """A digest of what JAX traces from a function, with its constants."""
     traced = jax.make_jaxpr(function)(*shapes)
     digest = hashlib.sha256(_without_place(str(traced.jaxpr)).encode())
     for constant in traced.consts:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fits of many rows with a closed form: they begin on few, go far, and end where they would have ended."""
+"""Warm starts on a random subset of many rows: they save passes, and fits end where they would have ended."""
 
 import equinox as eqx
 import jax
@@ -9,15 +9,12 @@ import optax
 import pytest
 
 import quell
-from quell.combine.select import Option
-from quell.fit import automatic, driver, plan
-from quell.fit import warm_start as rough
-from quell.fit.automatic import EXACT as EXACT_BASE
-from quell.fit.choice import Way
-from quell.fit.loop import take_step
-from quell.fit.optimizer import LEARNING_STEPS, default_optimizer
-from quell.fit.plan import FitOptions
-from quell.fit.warm_start import KEY_NUMBER, WarmStart, walk, walk_one
+from quell.fit import convergence, defaults, method, warm_start
+from quell.fit.defaults import WARM_UP_STEPS, default_optimizer
+from quell.fit.method import EXACT as EXACT_BASE
+from quell.fit.plan import FitPlan
+from quell.fit.step import take_step
+from quell.fit.warm_start import KEY_NUMBER, WarmStart, run_warm_start, warm_start_params
 from tolerances import EXACT, RUNS
 
 DIM = 3
@@ -49,10 +46,14 @@ def exact_algorithm(model, family):
     return quell.Algorithm(gradient, default_optimizer(problem, 100, "exact"))
 
 
+def plan_of(model, family, key=None, **options):
+    return FitPlan.of(quell.FitOptions(**options), model, family, jax.random.key(0) if key is None else key)
+
+
 @pytest.fixture
 def many(monkeypatch):
     """A few thousand rows count as many."""
-    monkeypatch.setattr(rough, "FEWEST", 10_000)
+    monkeypatch.setattr(warm_start, "LEAST_NUMBERS", 10_000)
 
 
 def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
@@ -64,14 +65,14 @@ def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
     assert num_rows(6400, 3) == 200
     assert num_rows(6400, 20) == 400
     assert num_rows(6400, 81) is None  # they would be more than a quarter
-    monkeypatch.setattr(rough, "MOST_NUMBERS", 400)
+    monkeypatch.setattr(warm_start, "MOST_NUMBERS", 400)
     assert num_rows(6400, 3) == 100  # of four numbers each, with the target
     assert num_rows(6400, 5) is None  # they would be 66, of at least 100
     assert num_rows(2400, 3) is None  # below 10,000 numbers
 
 
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
-def test_the_rough_gradient_is_exact_for_its_rows(many, family):
+def test_the_gradient_of_a_warm_start_is_exact_for_its_rows(many, family):
     model = logistic()
     start = WarmStart.of(quell.Problem(model, family))
     gradient = start.gradient(exact_algorithm(model, family).gradient)
@@ -90,11 +91,11 @@ def test_the_rough_gradient_is_exact_for_its_rows(many, family):
 
 @pytest.mark.parametrize("make", [logistic, poisson])
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
-def test_a_rough_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make, family):
+def test_a_warm_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make, family):
     model = make()
-    monkeypatch.setattr(driver, "LEAST_GAIN", 1e-14)
+    monkeypatch.setattr(convergence, "LEAST_GAIN", 1e-14)
     plain = quell.fit(model, family, steps=50, key=jax.random.key(0))
-    monkeypatch.setattr(rough, "FEWEST", 10_000)
+    monkeypatch.setattr(warm_start, "LEAST_NUMBERS", 10_000)
     result = quell.fit(model, family, steps=50, key=jax.random.key(0))
     assert plain.status is result.status is quell.Status.CONVERGED
     for one, other in zip(result.params, plain.params, strict=True):
@@ -103,7 +104,7 @@ def test_a_rough_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make
     assert "random data" not in str(plain.choice)
     gain = [0.5 * history.combined_sq_norm for history in (result.history, plain.history)]
     assert gain[0][0] < 10 * DIM * 32 < gain[1][0]
-    assert gain[0][-1] < 1e-14 < gain[0][-2]  # each step is looked at
+    assert gain[0][-1] < 1e-14 < gain[0][-2]  # convergence is checked after each step
     assert np.sum(gain[0] > 1e-3) <= np.sum(gain[1] > 1e-3) - 2
 
 
@@ -112,10 +113,10 @@ def test_parameters_that_are_good_already_stay(many):
     best = quell.fit(model, family, key=jax.random.key(0)).params
     algorithm = exact_algorithm(model, family)
     start = WarmStart.of(algorithm.gradient.problem)
-    for one, other in zip(walk_one(start, algorithm, jax.random.key(1), best), best, strict=True):
+    for one, other in zip(run_warm_start(start, algorithm, jax.random.key(1), best), best, strict=True):
         np.testing.assert_array_equal(one, other)
     far = isotropic(family, 1.0, 0.1)
-    reached = walk_one(start, algorithm, jax.random.key(1), far)
+    reached = run_warm_start(start, algorithm, jax.random.key(1), far)
     gap = [
         quell.exact_elbo(algorithm.gradient.problem, best) - quell.exact_elbo(algorithm.gradient.problem, w)
         for w in (reached, far)
@@ -124,11 +125,11 @@ def test_parameters_that_are_good_already_stay(many):
 
 
 @pytest.mark.parametrize("mean", [0.0, 2000.0])
-def test_a_walk_that_leaves_the_finite_numbers_ends_before(many, mean):
+def test_a_warm_start_that_leaves_the_finite_numbers_ends_before(many, mean):
     family = quell.FullRank(DIM)
     gradient, start = exact_algorithm(poisson(), family).gradient, isotropic(family, mean, 1.0)
     astray = quell.Algorithm(gradient, optax.scale(np.nan))  # at 2000 the gradient itself is not finite
-    reached = walk_one(WarmStart.of(gradient.problem), astray, jax.random.key(0), start)
+    reached = run_warm_start(WarmStart.of(gradient.problem), astray, jax.random.key(0), start)
     for one, other in zip(reached, start, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -142,11 +143,11 @@ def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
     while gain > DIM * 32:
         state, info = few.step(jax.random.fold_in(key, KEY_NUMBER), state)
         gain = 0.5 * info.combined_sq_norm
-    for one, other in zip(walk_one(start, algorithm, key, far), state.params, strict=True):
+    for one, other in zip(run_warm_start(start, algorithm, key, far), state.params, strict=True):
         np.testing.assert_allclose(one, other, **RUNS)
-    monkeypatch.setattr(rough, "MOST_STEPS", 1)
+    monkeypatch.setattr(warm_start, "MOST_STEPS", 1)
     first, _ = few.step(jax.random.fold_in(key, KEY_NUMBER), few.init(far))
-    for one, other in zip(walk(start, algorithm, key, far), first.params, strict=True):
+    for one, other in zip(warm_start_params(start, algorithm, key, far), first.params, strict=True):
         np.testing.assert_allclose(one, other, **RUNS)
 
 
@@ -162,21 +163,19 @@ def test_several_fits_begin_as_one_does(many):
 
 
 def test_a_resumed_fit_has_the_same_bits(many, monkeypatch, tmp_path):
+    """A fit begins once: a second warm start would move its parameters."""
     model, family, key = logistic(), quell.FullRank(DIM), jax.random.key(0)
-    monkeypatch.setattr(driver, "LEAST_GAIN", 1e-14)
-    walks = []
-    monkeypatch.setattr(plan, "walk_one", lambda *args: walks.append(args) or walk_one(*args))
+    monkeypatch.setattr(convergence, "LEAST_GAIN", 1e-14)
     once = quell.fit(model, family, key=key)
     path = tmp_path / "fit.quell"
     stopped = quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path), callback=lambda told: told.step == 1)
     assert stopped.status is quell.Status.STOPPED
     again = quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path, resume=True))
     assert again.history.num_steps == once.history.num_steps > 2
-    assert len(walks) == 2  # a fit begins once, and one that is resumed does not
     for one, other in zip(again.params, once.params, strict=True):
         np.testing.assert_array_equal(one, other)
-    monkeypatch.setattr(rough, "SHARE", 16)
-    with pytest.raises(quell.CheckpointError, match="rows of a rough start"):
+    monkeypatch.setattr(warm_start, "SHARE", 16)
+    with pytest.raises(quell.CheckpointError, match=r"rows of the warm start \(200 there, 400 here\)"):
         quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path, resume=True))
 
 
@@ -193,7 +192,7 @@ def test_a_step_may_go_the_further_the_more_data_there_are():
 @pytest.mark.parametrize("is_many", [False, True])
 def test_fits_converge_from_bad_starts(monkeypatch, make, family, is_many):
     model = make(num=50_000)
-    monkeypatch.setattr(rough, "FEWEST", 10_000 if is_many else 10**9)
+    monkeypatch.setattr(warm_start, "LEAST_NUMBERS", 10_000 if is_many else 10**9)
     best = quell.fit(model, family, key=jax.random.key(0))
     for mean, scale in ((3.0, 3.0), (0.0, 0.01), (-3.0, 1.0), (3.0, 0.01)):
         result = quell.fit(model, family, params=isotropic(family, mean, scale), key=jax.random.key(0))
@@ -206,55 +205,52 @@ def test_with_many_data_only_few_steps_see_all_of_them(monkeypatch):
     model, family = logistic(num=300), quell.FullRank(DIM)
 
     def choice(optimizer):
-        return FitOptions(optimizer=optimizer).plan(model, family, jax.random.key(0))
+        return plan_of(model, family, optimizer=optimizer)
 
     assert choice(optax.adam(0.01)).choice.exact
-    monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
-    monkeypatch.setattr(plan, "LARGEST_FULL", 200)
+    monkeypatch.setattr(method, "LARGEST_EXACT", 200)
+    monkeypatch.setattr(defaults, "LARGEST_FULL", 200)
     assert choice(None).choice.exact
     sampled = choice(optax.adam(0.01))
     assert not sampled.choice.exact
     assert sampled.algorithm.gradient.sampler == quell.Sampler(1, 100)
     assert any("anchored" in repr(variate.approximation).lower() for variate in sampled.algorithm.gradient.variates)
-    assert all(sampled.choice.active)
+    assert len(sampled.choice.variates) == 4
 
 
 @pytest.fixture
 def too_many_for_adam(many, monkeypatch):
-    """A few thousand rows are too many for a pass a step."""
-    monkeypatch.setattr(automatic, "LARGEST_EXACT", 200)
-    monkeypatch.setattr(plan, "LARGEST_FULL", 200)
+    """A few thousand rows are too many for a pass per step."""
+    monkeypatch.setattr(method, "LARGEST_EXACT", 200)
+    monkeypatch.setattr(defaults, "LARGEST_FULL", 200)
 
 
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_adam, family):
     model, key = logistic(), jax.random.key(3)
-    sampled = FitOptions(optimizer=optax.adam(0.01)).plan(model, family, key)
-    exact = FitOptions().plan(model, family, key)
+    sampled = plan_of(model, family, key, optimizer=optax.adam(0.01))
+    exact = plan_of(model, family, key)
     assert not sampled.choice.exact
-    assert "a walk to the optimum of 200 random data" in sampled.choice.reason
-    assert int(sampled.policy.still) == LEARNING_STEPS
-    way = Way("sampled", Option((0,), 1, 1.0, 1.0, 1.0))
-    plain = Way("sampled", Option((), 1, 1.0, 1.0, 2.0))
-    later = sampled.tuner._choice([way, plain], way, sampled.choice, is_kept=False, seconds=0.0)
-    assert "a walk to the optimum of 200 random data" in later.reason
+    assert "a warm start on 200 random data" in sampled.choice.reason
+    assert int(sampled.policy.warm_up) == WARM_UP_STEPS
     starts = [one.begin(key, one.start).params for one in (sampled, exact)]
     for one, other, given in zip(*starts, sampled.start.params, strict=True):
         np.testing.assert_array_equal(one, other)
         assert jnp.max(jnp.abs(one - given)) > 0.1
     state, take = sampled.begin(key, sampled.start), eqx.filter_jit(take_step)
-    for step in range(LEARNING_STEPS + 2):
+    for step in range(WARM_UP_STEPS + 2):
         before, (state, _) = state, take(sampled.algorithm, sampled.policy, key, state)
         moved = bool(jnp.any(state.params.loc != before.params.loc))
-        assert moved == (step >= LEARNING_STEPS)
-    few = FitOptions(optimizer=optax.adam(0.01), steps=2 * LEARNING_STEPS).plan(model, family, key)
-    assert int(few.policy.still) == 0
-    given = FitOptions(optimizer=optax.adam(0.01), sampler=quell.Sampler(1, 50)).plan(model, family, key)
-    assert given.rough is None
+        assert moved == (step >= WARM_UP_STEPS)
+    few = plan_of(model, family, key, optimizer=optax.adam(0.01), steps=2 * WARM_UP_STEPS)
+    assert int(few.policy.warm_up) == 0
+    given = plan_of(model, family, key, optimizer=optax.adam(0.01), sampler=quell.Sampler(1, 50))
+    assert given.warm_start is None
 
 
+@pytest.mark.slow
 def test_adam_on_many_rows_arrives(too_many_for_adam):
-    """With the belief of `Rule()`, which is a datum's, weights stay too small to be quiet."""
+    """With the prior strength of `Rule()`, which is per datum, weights stay too small to remove the noise."""
     model, family = logistic(), quell.FullRank(DIM)
     best = quell.fit(model, family, key=jax.random.key(0))
 
@@ -268,21 +264,22 @@ def test_adam_on_many_rows_arrives(too_many_for_adam):
     assert gap(variates=()) > 1
 
 
-def test_a_family_without_natural_gradients_does_not_walk(too_many_for_adam):
+def test_a_family_without_natural_gradients_has_no_warm_start(too_many_for_adam):
     family = quell.Product({"a": quell.MeanField(2), "b": quell.FullRank(1)})
-    made = FitOptions(steps=30).plan(logistic(), family, jax.random.key(0))
-    assert made.tuner.has_closed_form
-    assert made.rough is None
-    assert "walk" not in made.choice.reason
+    made = plan_of(logistic(), family, steps=30)
+    assert method.is_exact_for(quell.Problem(logistic(), family))
+    assert made.warm_start is None
+    assert "warm start" not in made.choice.reason
 
 
-def test_rows_of_a_walk_are_fewer_where_fits_are_many(many, monkeypatch):
-    monkeypatch.setattr(rough, "MOST_NUMBERS", 800)
+def test_rows_of_a_warm_start_are_fewer_where_fits_are_many(many, monkeypatch):
+    monkeypatch.setattr(warm_start, "MOST_NUMBERS", 800)
     problem = quell.Problem(logistic(), quell.MeanField(DIM))
     assert [WarmStart.of(problem, num_fits=num).num_rows for num in (1, 2, 3)] == [200, 100, 66]
 
 
-def test_a_fit_with_adam_that_walked_is_resumed_and_several_begin_as_one(too_many_for_adam, tmp_path):
+@pytest.mark.slow
+def test_a_warm_started_fit_with_adam_is_resumed_and_several_begin_as_one(too_many_for_adam, tmp_path):
     model, family, options = logistic(), quell.FullRank(DIM), {"optimizer": optax.adam(0.01)}
     key, *_ = jax.random.split(jax.random.key(2), 2)
     whole = quell.fit(model, family, steps=40, key=key, **options)
@@ -299,19 +296,19 @@ def test_a_fit_with_adam_that_walked_is_resumed_and_several_begin_as_one(too_man
         np.testing.assert_allclose(one, other, **RUNS)
 
 
-def test_an_average_leaves_out_steps_that_only_learn(too_many_for_adam):
+def test_an_average_leaves_out_warm_up_steps(too_many_for_adam):
     model, family = logistic(), quell.MeanField(DIM)
     options = {"optimizer": optax.adam(0.01), "average_from": 0.0, "steps": 30, "key": jax.random.key(0)}
     start = isotropic(family, 5.0, 0.1)
     result = quell.fit(model, family, params=start, sampler=quell.Sampler(1, 100), **options)
     seen = []
-    made = FitOptions(params=start, sampler=quell.Sampler(1, 100), optimizer=optax.adam(0.01), steps=30)
-    made = made.plan(model, family, jax.random.key(0))
+    given = {"params": start, "sampler": quell.Sampler(1, 100), "optimizer": optax.adam(0.01), "steps": 30}
+    made = plan_of(model, family, **given)
     state, take = made.start, eqx.filter_jit(take_step)
     for _ in range(30):
         state, _ = take(made.algorithm, made.policy, jax.random.key(0), state)
         seen.append(state.params.loc)
-    np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[LEARNING_STEPS:]), axis=0), **RUNS)
+    np.testing.assert_allclose(result.params.loc, jnp.mean(jnp.stack(seen[WARM_UP_STEPS:]), axis=0), **RUNS)
 
 
 def test_a_falling_rate_ends_with_the_steps_that_move():
