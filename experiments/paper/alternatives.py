@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why are the paper's c5 and c6 stronger than ours? Readings of its text, one change at a time.
 
-    python benchmarks/alternatives.py --data-dir DIR --out benchmarks/results/alternatives.json
+    python -m experiments.paper.alternatives --data-dir DIR --out experiments/results/alternatives.json
 
 Each row changes one choice of the protocol and reports the ELBO after 500 steps (median and mean of the runs) for the
 base gradient and c5, and for S5, which holds c6, where the change concerns the variates. The last part fits random
@@ -23,17 +23,17 @@ import numpy as np
 import optax
 import typer
 
-from experiments.paper.optimum import optimum
+from experiments.common.workers import available_cores, run_jobs
+from experiments.paper import protocol
 from experiments.paper.sweep import LEARNING_RATES
 from experiments.paper.table1 import PAPER
-from experiments.paper.workers import available_cores, run_jobs
 from quell.approximations import TaylorInData
 from quell.combine import Moments, Rule, isotropic, solve
 from quell.estimators import Reparameterization
 from quell.evaluation import Sampler
 from quell.gradient import Gradient, GradientState
 from quell.models import AbstractDataExpansion
-from quell.paper import VARIATES, Dataset, load, protocol, variates
+from quell.paper import VARIATES, Dataset, load, variates
 from quell.terms import Data
 from quell.variates import ControlVariate
 
@@ -129,10 +129,12 @@ class SameDraw(Gradient):
 
 
 def heavy_ball(learning_rate):
+    """Momentum as a sum instead of an average."""
     return optax.chain(optax.trace(protocol.MOMENTUM), optax.scale(-1.0), optax.scale(learning_rate))
 
 
 def debiased_average(learning_rate):
+    """Momentum as an average with bias correction."""
     return optax.chain(optax.ema(protocol.MOMENTUM, debias=True), optax.scale(-1.0), optax.scale(learning_rate))
 
 
@@ -175,6 +177,8 @@ CHANGES = (
 
 
 class Job(NamedTuple):
+    """One reading of the text on one data set and ensemble."""
+
     change: Change
     dataset: Dataset
     column: str
@@ -182,6 +186,7 @@ class Job(NamedTuple):
 
 
 def ensemble(job: Job) -> tuple[ControlVariate, ...]:
+    """The variates of a job, with its expansion."""
     chosen = variates(job.column)
     if job.change.point is None:
         return chosen
@@ -190,6 +195,7 @@ def ensemble(job: Job) -> tuple[ControlVariate, ...]:
 
 
 def run(job: Job) -> dict:
+    """Final ELBO of the runs of a job, beside the paper's."""
     change = job.change
     kind = SameDraw if change.same_draw else Gradient
     problem = protocol.paper_problem(job.dataset)
@@ -208,7 +214,7 @@ def run(job: Job) -> dict:
         "stderr": float(finite.std(ddof=1) / np.sqrt(finite.size)) if finite.size > 1 else None,
         "not_finite": int(final.size - finite.size),
         "paper": PAPER.get(job.dataset.name, {}).get(job.column),
-        "optimum": optimum(job.dataset),
+        "optimum": protocol.optimum(job.dataset),
     }
 
 
@@ -227,7 +233,7 @@ def halves(num_halves: int) -> list[Dataset]:
 
 def main(
     data_dir: Annotated[Path | None, typer.Option(help="Folder with australian.csv.")] = None,
-    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("benchmarks/results/alternatives.json"),
+    out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("experiments/results/alternatives.json"),
     runs: Annotated[int, typer.Option(help="Independent runs each.")] = 20,
 ) -> None:
     """Run all changes, print the tables, and write them down."""
