@@ -1,49 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quell bench`."""
+"""`python -m experiments.bench`: the benchmark against peers; `posteriordb` beside it."""
 
 import dataclasses
 import json
 import math
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from experiments.bench.clock import TARGETS
-from experiments.bench.methods import KINDS, own_methods
+from experiments.bench.experiment import Effort
+from experiments.bench.methods import KINDS
 from experiments.bench.peers import PEERS_DIR, Peer, load_peer, peer_names
-from experiments.bench.piece import Effort, MethodPiece, Outcome, ReferencePiece, problem_of
+from experiments.bench.plan import Plan
 from experiments.bench.plots import draw_gaps
+from experiments.bench.posteriordb.commands import posteriordb
 from experiments.bench.problems import DEFAULT_NAMES, NAMES
-from experiments.bench.reference import Reference
 from experiments.bench.report import Report
-from experiments.options import CELLS, DataDir, check_counts, check_out, split_names
-from experiments.paper.experiment import AbstractExperiment, Store
+from experiments.common.options import CELLS, DataDir, check_counts, check_out, say, say_left_out, split_names
+from experiments.common.store import Store
 from quell.cli.common import output_console
 from quell.core.atomic import write_atomically
-from quell.paper import DatasetUnavailable
 
 _QUICK_PROBLEMS = ("sonar",)
 _QUICK_KINDS = ("ensemble", "base")
 _QUICK_BUDGET = 3
 
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(posteriordb)
 
+
+@app.callback(invoke_without_command=True)
 def bench(
+    context: typer.Context,
     problems: Annotated[str, typer.Option(help="Names, separated by commas.")] = ",".join(DEFAULT_NAMES),
     peers: Annotated[str, typer.Option(help="Names of peers, `all` of the folder, or `none`.")] = "all",
     methods: Annotated[str, typer.Option(help="Our own methods.")] = ",".join(KINDS),
     peers_dir: Annotated[Path, typer.Option(help="Folder with the files of the peers.")] = PEERS_DIR,
     data_dir: DataDir = None,
-    out: Annotated[Path, typer.Option(help="Folder for the report, the picture and finished pieces.")] = Path("bench"),
+    out: Annotated[Path, typer.Option(help="Folder for the report, the picture and finished results.")] = Path("bench"),
     seeds: Annotated[int, typer.Option(help="Runs of the best settings.")] = 3,
     budget: Annotated[int, typer.Option(help="Seconds of the search for a peer's best settings on a problem.")] = 120,
     quick: Annotated[bool, typer.Option("--quick", help="Within a minute: sonar, two methods, few settings.")] = False,
 ) -> None:
-    """Wall-clock to the optimum, ours and that of other libraries at their best settings."""
+    """Wall-clock to the optimum, of quell and of other libraries at their best settings."""
+    if context.invoked_subcommand is not None:
+        return
     began = time.perf_counter()
     names = split_names("problem", problems, NAMES)
     kinds = split_names("method", methods, KINDS)
@@ -55,7 +61,7 @@ def bench(
         kinds = [kind for kind in kinds if kind in _QUICK_KINDS] or kinds[:1]
         budget = min(budget, _QUICK_BUDGET)
     effort = Effort(seeds, budget, quick)
-    plan = _Plan(Store(out / CELLS), str(data_dir) if data_dir else None, tuple(kinds), found, effort)
+    plan = Plan(Store(out / CELLS), str(data_dir) if data_dir else None, tuple(kinds), tuple(found), effort)
     report = plan.run(names)
     content = report.content() | {"seconds": round(time.perf_counter() - began, 1), **dataclasses.asdict(effort)}
     write_atomically(out / "bench.json", lambda file: file.write((json.dumps(content, indent=1) + "\n").encode()))
@@ -68,75 +74,13 @@ def bench(
     console.print(f"{content['seconds']:.0f} s; written to {out / 'bench.json'} and {out / 'bench.png'}")
 
 
-class _Plan:
-    """What is run, and where finished pieces are kept."""
-
-    def __init__(
-        self, store: Store, data_dir: str | None, kinds: tuple[str, ...], peers: list[Peer], effort: Effort
-    ) -> None:
-        """Nothing is run yet."""
-        self.store, self.data_dir, self.kinds, self.peers = store, data_dir, kinds, peers
-        self.effort, self.errors = effort, Console(stderr=True)
-
-    def run(self, names: list[str]) -> Report:
-        """All problems, one piece after the other; Ctrl-C leaves what was finished."""
-        outcomes: list[Outcome] = []
-        references: dict[str, Reference] = {}
-        try:
-            for name in names:
-                self._run_problem(name, outcomes, references)
-        except KeyboardInterrupt:
-            folder = self.store.folder
-            self._say(f"Interrupted. What was finished is in {folder}; the same command goes on from there.")
-            raise typer.Exit(code=130) from None
-        if not references:
-            raise typer.Exit(code=1)
-        return Report(outcomes, references)
-
-    def _run_problem(self, name: str, outcomes: list[Outcome], references: dict[str, Reference]) -> None:
-        try:
-            bench = problem_of(name, self.data_dir)
-        except (DatasetUnavailable, ModuleNotFoundError) as error:
-            self._say(f"Left out {name}: {error}")
-            return
-        reference = ReferencePiece(name, self.data_dir)
-        references[name] = reference.read(self._kept(reference))
-        optimum, quick = references[name].elbo, self.effort.quick
-        todo = [(None, method.name) for method in own_methods(bench, self.kinds, quick=quick)]
-        todo += [(peer, method.name) for peer in self.peers for method in peer.methods(bench, quick)]
-        for peer, method in todo:
-            piece = MethodPiece(name, self.data_dir, method, peer, optimum, self.effort)
-            try:
-                outcomes += piece.read(self._kept(piece))
-            except Exception as error:
-                if peer is None:
-                    raise
-                self._say(f"Left out {piece.name}: {type(error).__name__}: {str(error).splitlines()[0]}")
-
-    def _kept(self, piece: AbstractExperiment[Any]) -> Any:
-        """The piece's result, from the store or by running it."""
-        found = self.store.find(piece)
-        if found is not None:
-            self._say(f"{piece.name}: there from an earlier run")
-            return found
-        began = time.perf_counter()
-        result = piece.run()
-        self.store.keep(piece, result)
-        self._say(f"{piece.name}: {time.perf_counter() - began:.0f} s")
-        return result
-
-    def _say(self, text: str) -> None:
-        self.errors.print(escape(text), soft_wrap=True)
-
-
 def _load_peers(text: str, folder: Path) -> list[Peer]:
-    """The peers asked for that can be imported; a line for each that cannot."""
-    errors, valid = Console(stderr=True), peer_names(folder)
+    """The requested peers that can be imported; one line on stderr for each that cannot."""
+    valid = peer_names(folder)
     if text == "none":
         return []
     if not valid:
-        line = f"No peers: there are no files of peers in {folder}. Type `--peers-dir DIR` for another folder."
-        errors.print(escape(line), soft_wrap=True)
+        say(f"No peers: there are no files `NAME_peer.py` in {folder}; try `--peers-dir DIR`.")
         return []
     found = []
     for name in valid if text == "all" else split_names("peer", text, [*valid, "all", "none"]):
@@ -144,8 +88,7 @@ def _load_peers(text: str, folder: Path) -> list[Peer]:
             found.append(load_peer(name, folder))
         except ModuleNotFoundError as error:
             needed = (error.name or name).partition(".")[0].replace("_", "-")
-            line = f"Left out {name}: {needed} is not installed. Type `pip install {needed}`, or `--peers none`."
-            errors.print(escape(line), soft_wrap=True)
+            say_left_out(name, f"{needed} is not installed; try `pip install {needed}`, or `--peers none`.")
     return found
 
 
@@ -155,7 +98,7 @@ def render(report: Report, problem: str) -> Table:
     with_peers = any(not method.startswith("quell") for method in report.methods(problem))
     table = Table(title=f"{problem}: optimum {report.optimum(problem):.3f} nats")
     table.add_column("method", overflow="fold")
-    for head in ("µs a step", "compile s", *(f"s to {nats:g} nat" for nats in TARGETS), "gap"):
+    for head in ("µs per step", "compile s", *(f"s to {nats:g} nat" for nats in TARGETS), "gap"):
         table.add_column(head, justify="right")
     if with_peers:
         for nats in TARGETS:
@@ -175,12 +118,12 @@ def render(report: Report, problem: str) -> Table:
 
 
 def sooner_lines(report: Report, problem: str) -> list[str]:
-    """One line a comparison, where both arrive at a target."""
+    """One line per comparison, where both reach a target."""
     lines = []
     for name, ratios in report.comparisons(problem).items():
-        words = [f"{ratio:g} to {target}" for target, ratio in ratios.items() if ratio is not None]
-        if words:
-            lines.append(f"Times sooner, {name}: {', '.join(words)}.")
+        parts = [f"{ratio:g} to {target}" for target, ratio in ratios.items() if ratio is not None]
+        if parts:
+            lines.append(f"Times sooner, {name}: {', '.join(parts)}.")
     return lines
 
 

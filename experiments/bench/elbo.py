@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ELBO of a Gaussian, whoever fitted it: exact where there is a way, else on draws common to all."""
+"""The ELBO of a fitted Gaussian: exact where the model allows it, else from common random numbers."""
 
 import math
 import time
@@ -25,7 +25,7 @@ def elbo_of(bench: BenchProblem, gaussian: Gaussian) -> float:
     r"""The ELBO in nats; minus infinity for a Gaussian that is not finite.
 
     For a linear predictor it is exact. Otherwise it is the average of \(\log p(x, z) - \log q(z)\) over 4,000 draws
-    with one fixed noise, so that much of the noise cancels in a difference of two ELBOs.
+    with one fixed noise, so that most of the error cancels in a difference of two ELBOs.
     """
     params = params_of(gaussian)
     if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in params):
@@ -34,8 +34,8 @@ def elbo_of(bench: BenchProblem, gaussian: Gaussian) -> float:
     return value if math.isfinite(value) else -math.inf
 
 
-def seconds_of(bench: BenchProblem) -> float:
-    """Seconds of a judgement, the better of two after the first."""
+def elbo_seconds(bench: BenchProblem) -> float:
+    """Seconds of one evaluation of the ELBO: the better of two, after compilation."""
     here, times = isotropic(bench.start, 0.1, full_rank=bench.full_rank), []
     for _ in range(3):
         began = time.perf_counter()
@@ -46,7 +46,7 @@ def seconds_of(bench: BenchProblem) -> float:
 
 @quick_jit
 def _sampled(problem: Problem, params: LocationScale, key: Key[Array, ""]) -> Float[Array, ""]:
-    """The density of q is read from the noise: a latent of a scale that is nearly singular would not tell it."""
+    """The log density of q is computed from the noise, which is stable where the scale is nearly singular."""
     draw = Sampler(NUM_DRAWS).draw(key, problem.family, problem.model.num_data, params.loc.dtype)
     return BaseGradient().elbo(Evaluation(problem, params, draw))
 

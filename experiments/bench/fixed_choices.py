@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All fixed choices of a gradient for natural-gradient steps: what the automatic one is compared with."""
+"""All fixed choices of a gradient for natural-gradient steps, to compare the automatic choice with."""
 
 import dataclasses
 import itertools

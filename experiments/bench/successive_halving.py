@@ -20,8 +20,8 @@ _FILLED = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """A program with all of its setting but the length of the schedule, which goes with the time of a round.
+class Candidate:
+    """A program with its setting, except for the length of the schedule, which depends on the time of a round.
 
     Attributes:
         runner: the program.
@@ -34,7 +34,7 @@ class Entry:
     is_constant: bool
 
     def setting(self, step_seconds: float, seconds: float) -> Setting:
-        """With the longest schedule that ends in time: one that is cut off is judged before its rate has fallen."""
+        """With the longest schedule that ends in time: one that is cut off is ranked before its rate has decayed."""
         chosen = dict(self.chosen)
         if "length" not in self.runner.axes:
             return chosen
@@ -42,7 +42,7 @@ class Entry:
         fitting = [length for length in lengths if length * step_seconds <= _FILLED * seconds]
         return chosen | {"length": max(fitting, default=min(lengths))}
 
-    def with_lower_rate(self) -> "Entry":
+    def with_lower_rate(self) -> "Candidate":
         """The next lower rate, which suits a longer run better; itself where there is none."""
         chosen = dict(self.chosen)
         if "rate" in chosen:
@@ -51,51 +51,55 @@ class Entry:
         return dataclasses.replace(self, chosen=tuple(chosen.items()))
 
 
-def race(trials: Trials, runners: Sequence[AbstractRunner], *, seconds: float) -> None:
+def successive_halving(trials: Trials, runners: Sequence[AbstractRunner], *, seconds: float) -> None:
     """Rounds of longer and longer runs, with fewer and fewer settings.
 
-    After each round the best eighth goes on, and the best setting of each program that has several, since quiet steps
-    pay late; each with its next lower rate. A schedule fills the time of its round, so that all are judged at its end,
-    by the gap there. The race is over when a setting has arrived within its round.
+    After each round the best eighth goes on, and the best setting of each program that has several, since low variance
+    pays late; each with its next lower rate. A schedule fills the time of its round, so that all are ranked at its end,
+    by the gap there. The search ends when a setting has reached the target within its round.
 
     Args:
         trials: that run the settings.
         runners: the programs.
-        seconds: for all rounds, divided equally; what a round has no time for, its worst, is left out, but one setting
-            of each program is run in any case.
+        seconds: for all rounds, divided equally; the worst candidates that a round has no time for are left out, but
+            one setting of each program is run in any case.
     """
-    entries, end = entries_of(runners), trials.spent + seconds
+    candidates, end = candidates_of(runners), trials.spent + seconds
     for number, part in enumerate(ROUNDS):
-        if len(entries) <= _FEW and part < 1.0:
+        if len(candidates) <= _FEW and part < 1.0:
             continue
         until = trials.spent + (end - trials.spent) / (len(ROUNDS) - number)
-        entries = _round(trials, entries, part * trials.bench.limit, until)
+        candidates = _round(trials, candidates, part * trials.bench.limit, until)
         if trials.best(TARGETS[-1]) <= part * trials.bench.limit:
             return
 
 
-def entries_of(runners: Sequence[AbstractRunner]) -> list[Entry]:
-    """All combinations, in an order that is random but always the same."""
+def candidates_of(runners: Sequence[AbstractRunner]) -> list[Candidate]:
+    """All combinations, in a fixed random order."""
     found = []
     for runner in runners:
         axes = {name: axis.values for name, axis in runner.axes.items() if name != "length"}
         kinds = {math.isinf(length) for length in runner.axes["length"].values} if "length" in runner.axes else {False}
         for values in itertools.product(*axes.values()):
-            found += [Entry(runner, tuple(zip(axes, values, strict=True)), kind) for kind in sorted(kinds)]
+            found += [Candidate(runner, tuple(zip(axes, values, strict=True)), kind) for kind in sorted(kinds)]
     random.Random(0).shuffle(found)
     return found
 
 
-def _round(trials: Trials, entries: list[Entry], limit: float, until: float) -> list[Entry]:
-    """Run the entries while there is time; returns those that go on, the best first."""
+def _round(trials: Trials, candidates: list[Candidate], limit: float, until: float) -> list[Candidate]:
+    """Run the candidates while there is time; returns those that go on, the best first."""
     found = {}
-    for entry in entries:
-        if found and trials.spent >= until and trials.has_started(entry.runner):
+    for candidate in candidates:
+        if found and trials.spent >= until and trials.has_started(candidate.runner):
             continue
-        setting = entry.setting(trials.step_seconds(entry.runner), limit)
-        found[entry] = trials.run(entry.runner, setting, limit)
-    ranked = sorted(found, key=lambda entry: found[entry].score(trials.optimum))
+        setting = candidate.setting(trials.step_seconds(candidate.runner), limit)
+        found[candidate] = trials.run(candidate.runner, setting, limit)
+    ranked = sorted(found, key=lambda candidate: found[candidate].score(trials.optimum))
     number = max(_FEW, math.ceil(_KEPT * len(ranked)))
-    firsts = {entry.runner: entry for entry in reversed(ranked) if entry.runner.axes}
-    kept = [entry for place, entry in enumerate(ranked) if place < number or entry is firsts.get(entry.runner)]
-    return list(dict.fromkeys(one for entry in kept for one in (entry, entry.with_lower_rate())))
+    firsts = {candidate.runner: candidate for candidate in reversed(ranked) if candidate.runner.axes}
+    kept = [
+        candidate
+        for place, candidate in enumerate(ranked)
+        if place < number or candidate is firsts.get(candidate.runner)
+    ]
+    return list(dict.fromkeys(one for candidate in kept for one in (candidate, candidate.with_lower_rate())))

@@ -42,14 +42,6 @@ class Store:
         header = {name: value for name, value in fields.items() if name not in arrays}
         write_contents(self._path(experiment), header, arrays)
 
-    def find_or_run(self, experiment: AbstractExperiment[Result]) -> Result:
-        """The kept result, or a new one, which is kept."""
-        found = self.find(experiment)
-        if found is None:
-            found = experiment.run()
-            self.keep(experiment, found)
-        return found
-
     def _path(self, experiment: AbstractExperiment[Any]) -> Path:
         slug = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")
         return self.folder / f"{slug}-{experiment.fingerprint[:16]}.result"

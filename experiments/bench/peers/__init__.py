@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers: files in a folder beside the project, each with the methods of another library."""
+"""Peers: one file `NAME_peer.py` for each library that the benchmark compares with."""
 
 import dataclasses
 import importlib.util

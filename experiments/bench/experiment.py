@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finished pieces of the benchmark, kept in a folder: a reference a problem, and a method on a problem."""
+"""The benchmark's experiments: the reference ELBO of a problem, and the search for a method's best settings on it."""
 
 import dataclasses
 import functools
-import json
 import math
 from typing import Any, ClassVar
 
-from experiments.bench.clock import TARGETS, Goal, Run
-from experiments.bench.judge import elbo_of, seconds_of
+from experiments.bench.clock import TARGETS, Goal, TimedRun
+from experiments.bench.elbo import elbo_of, elbo_seconds
 from experiments.bench.methods import own_methods
 from experiments.bench.peers import Peer
 from experiments.bench.problems import BenchProblem, make_problem
 from experiments.bench.reference import Reference, find_reference
 from experiments.bench.search import search
-from experiments.bench.trial import Trials, Tried, median
-from experiments.paper.experiment import AbstractExperiment
+from experiments.bench.trial import Trial, Trials, median
+from experiments.common.experiment import AbstractExperiment
 
 _OWN_SHARE = 1 / 3
 """Of the peers' budget: our methods have a program or two each, theirs four."""
@@ -31,9 +30,9 @@ class Outcome:
     Attributes:
         problem: name.
         method: name.
-        setting: in words.
+        setting: label of the setting.
         compile_s: seconds of compiling.
-        runs: one a seed.
+        runs: one per seed.
         is_final: whether these are the seeds of the comparison, and not the one of the search.
     """
 
@@ -41,7 +40,7 @@ class Outcome:
     method: str
     setting: str
     compile_s: float
-    runs: tuple[Run, ...]
+    runs: tuple[TimedRun, ...]
     is_final: bool
 
     def seconds_to(self, optimum: float, nats: float) -> float:
@@ -53,7 +52,7 @@ class Outcome:
         return median([optimum - run.elbos[-1] for run in self.runs])
 
     def row(self, optimum: float) -> dict[str, Any]:
-        """For the report."""
+        """One entry of `rows` in `bench.json`."""
         times = {f"seconds_to_{nats:g}_nat": _or_none(self.seconds_to(optimum, nats)) for nats in TARGETS}
         return {
             "problem": self.problem,
@@ -70,7 +69,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Effort:
-    """How much is tried.
+    """How thorough the benchmark is.
 
     Attributes:
         seeds: runs of the best settings.
@@ -84,17 +83,15 @@ class Effort:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-    """A result as text, for the store."""
+class ReferenceExperiment(AbstractExperiment[Reference]):
+    """The ELBO that the runs of a problem are compared with.
 
-    text: str
+    Attributes:
+        problem: name.
+        data_dir: folder of data that are not shipped.
+    """
 
-
-@dataclasses.dataclass(frozen=True)
-class ReferencePiece(AbstractExperiment[Kept]):
-    """The ELBO that a problem's runs are measured against."""
-
-    result_type: ClassVar[type] = Kept
+    result_type: ClassVar[type] = Reference
     problem: str
     data_dir: str | None
 
@@ -106,28 +103,43 @@ class ReferencePiece(AbstractExperiment[Kept]):
     def seconds(self) -> float:
         return 20.0
 
-    def run(self) -> Kept:
-        return Kept(json.dumps(dataclasses.asdict(find_reference(problem_of(self.problem, self.data_dir)))))
-
-    def read(self, kept: Kept) -> Reference:
-        """The reference from its text."""
-        return Reference(**json.loads(kept.text))
+    def run(self) -> Reference:
+        return find_reference(problem_of(self.problem, self.data_dir))
 
 
 @dataclasses.dataclass(frozen=True)
-class MethodPiece(AbstractExperiment[Kept]):
-    """The search for a method's best setting on a problem, and its runs.
+class MethodResult:
+    """All settings of a method that were tried on a problem.
+
+    Attributes:
+        settings: fields of an `Outcome` each, the best setting first.
+    """
+
+    settings: list[dict[str, Any]]
+
+    def outcomes(self) -> list[Outcome]:
+        """The settings with their runs."""
+        found = []
+        for fields in self.settings:
+            runs = [TimedRun(**{name: tuple(values) for name, values in run.items()}) for run in fields["runs"]]
+            found.append(Outcome(**{**fields, "runs": tuple(runs)}))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodExperiment(AbstractExperiment[MethodResult]):
+    """The search for a method's best settings on a problem, and their runs.
 
     Attributes:
         problem: name.
-        data_dir: for the data that are not shipped.
+        data_dir: folder of data that are not shipped.
         method: name.
-        peer: whose method it is; `None` for ours.
-        optimum: to stop at.
-        effort: how much is tried.
+        peer: the library that the method belongs to; `None` for ours.
+        optimum: at which runs stop.
+        effort: how thorough the search is.
     """
 
-    result_type: ClassVar[type] = Kept
+    result_type: ClassVar[type] = MethodResult
     problem: str
     data_dir: str | None
     method: str
@@ -143,35 +155,27 @@ class MethodPiece(AbstractExperiment[Kept]):
     def seconds(self) -> float:
         return 20.0
 
-    def run(self) -> Kept:
+    def run(self) -> MethodResult:
         bench = problem_of(self.problem, self.data_dir)
         quick = self.effort.quick
         methods = own_methods(bench, quick=quick) if self.peer is None else self.peer.methods(bench, quick)
         method = next(method for method in methods if method.name == self.method)
         # Where the optimum is only the best known, a run may find a better one.
         beyond = 0.0 if bench.is_exact or quick else _BEYOND
-        goal = Goal(functools.partial(elbo_of, bench), self.optimum, beyond, seconds_of(bench))
+        goal = Goal(functools.partial(elbo_of, bench), self.optimum, beyond, elbo_seconds(bench))
         budget = self.effort.budget * (_OWN_SHARE if self.peer is None else 1.0)
         found = search(Trials(bench, goal), method.make(), budget=budget, num_seeds=self.effort.seeds)
-        return Kept(json.dumps([self._outcome(one) for one in found]))
+        return MethodResult([self._fields(trial) for trial in found])
 
-    def _outcome(self, tried: Tried) -> dict[str, Any]:
+    def _fields(self, trial: Trial) -> dict[str, Any]:
         return dataclasses.asdict(
-            Outcome(self.problem, self.method, tried.text, tried.compile_s, tried.runs, tried.is_final)
+            Outcome(self.problem, self.method, trial.text, trial.compile_s, trial.runs, trial.is_final)
         )
-
-    def read(self, kept: Kept) -> list[Outcome]:
-        """The outcomes from their text, the best first."""
-        outcomes = []
-        for fields in json.loads(kept.text):
-            runs = tuple(Run(**{name: tuple(values) for name, values in run.items()}) for run in fields.pop("runs"))
-            outcomes.append(Outcome(runs=runs, **fields))
-        return outcomes
 
 
 @functools.lru_cache(maxsize=1)
 def problem_of(name: str, data_dir: str | None) -> BenchProblem:
-    """A problem by name; the latest is kept, since several pieces in a row ask for it."""
+    """A problem by name; the latest is cached, since several experiments in a row use it."""
     return make_problem(name, data_dir=data_dir)
 
 
