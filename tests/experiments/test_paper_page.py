@@ -4,32 +4,26 @@
 import dataclasses
 import json
 import re
-import shutil
 from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from made_up import made_up_figure1, made_up_panels, made_up_sweeps
 from typer.testing import CliRunner
 
-from experiments.paper import command_everything as everything
+from experiments.common.store import Store
+from experiments.paper.commands import app
+from experiments.paper.outputs import write_output
 from experiments.paper.page import Contents, write_page
+from experiments.paper.plans import figure1_plan, figure4_plan, sweep_plan, table1_plan
+from experiments.paper.sweep import COLUMNS
 from experiments.paper.table1 import Cell
-from made_up import made_up_figure1, made_up_panels, made_up_sweeps
-from quell.cli.app import app
-from quell.paper import Dataset
+from quell.paper import load
 
 pytestmark = pytest.mark.slow
 
 FIGURES = ("table1", "figure1", "figure2", "figure3", "figure4")
-
-
-def _results(experiments, out):
-    """What `run_all` would return, without running anything."""
-    kinds = [experiment.name.split()[0] for experiment in experiments]
-    assert kinds == ["table1"] * 28 + ["sweep"] * 21 + ["figure1"] + ["figure4"] * 3
-    sweeps = [sweep for sweep in made_up_sweeps() if sweep.dataset != "ionosphere-full"]
-    return [*_table(), *sweeps, made_up_figure1(), *made_up_panels()]
 
 
 def _table():
@@ -40,20 +34,21 @@ def _table():
     return [dataclasses.replace(sweeps[0], curves=curves), *sweeps[1:]]
 
 
-def _datasets(names, data_dir):
-    return [Dataset(name, np.ones((6, 2)), np.ones(6)) for name in names]
+def _write(out, cells, *, quick=False):
+    """Pictures, reports and page of made-up results."""
+    sweeps = [sweep for sweep in made_up_sweeps() if sweep.dataset != "ionosphere-full"]
+    contents = {"table1": cells, "figure1": made_up_figure1(), "figure2": sweeps, "figure3": sweeps}
+    contents["figure4"] = made_up_panels()
+    verdicts = [verdict for name in FIGURES for verdict in write_output(name, contents[name], out)]
+    contents = Contents(cells, sweeps, contents["figure1"], contents["figure4"], verdicts, 0, 1.0, quick)
+    write_page(out / "index.html", contents)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What `quell reproduce all` writes, with made-up numbers."""
+    """A whole reproduction with made-up numbers."""
     out = tmp_path_factory.mktemp("all")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(everything, "run_all", _results)
-        patch.setattr(everything, "load_all", _datasets)
-        result = CliRunner().invoke(app, ["reproduce", "all", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert "index.html" in result.stdout
+    _write(out, [Cell.from_sweep(sweep) for sweep in _table()])
     return out
 
 
@@ -91,15 +86,30 @@ def test_the_page_holds_every_number_of_the_table_and_every_verdict(folder):
     assert all((folder / f"{name}.png").exists() for name in FIGURES)
 
 
-def test_a_small_version_says_so_and_names_what_is_missing(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    cells = [cell for cell in map(Cell.from_sweep, _table()) if cell.dataset == "sonar"]
-    contents = Contents(cells, made_up_sweeps(), made_up_figure1(), made_up_panels(), [], 0, 1.0, quick=True)
-    write_page(tmp_path / "index.html", contents)
+def test_the_command_shows_what_an_earlier_run_has_kept(tmp_path):
+    data = load("ionosphere")
+    table = table1_plan([data], COLUMNS, runs=50, steps=500, seed=0, quick=True)
+    sweep = sweep_plan([data], runs=10, seed=0, quick=True)
+    figure1 = figure1_plan(data, steps=300, seed=0, quick=True)
+    panels = figure4_plan(data, repetitions=200, seed=0, quick=True)
+    store = Store(tmp_path / "cells")
+
+    def made_up(experiments, **options):
+        sweeps = {(one.dataset, one.variates): one for one in made_up_sweeps(**options)}
+        return [sweeps["ionosphere", experiment.column] for experiment in experiments]
+
+    results = [*made_up(table, factors=(1.0,)), *made_up(sweep), made_up_figure1(), *made_up_panels()]
+    for experiment, result in zip([*table, *sweep, figure1, *panels], results, strict=True):
+        store.keep(experiment, result)
+    done = CliRunner().invoke(app, ["all", "--quick", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert f"{len(results)} of {len(results)} results were kept by an earlier run" in done.stderr
+    assert "index.html" in done.stdout
     text = (tmp_path / "index.html").read_text()
     assert "too few runs to judge by" in text
-    assert "Not part of this run: ionosphere, australian." in text
+    assert "Not part of this run: australian, sonar." in text
     assert "claims" not in text.split("</header>")[0], "nothing is counted"
+    assert f"{Cell.from_sweep(results[0]).mean:.1f}".replace("-", "−") in text
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

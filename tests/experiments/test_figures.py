@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from experiments.paper.commands import app
 from experiments.paper.figure4 import PanelExperiment, artificial_dataset
 from experiments.paper.sweep import FACTORS, SweepExperiment
-from quell.cli.app import app
 from quell.paper import load
 
 pytestmark = pytest.mark.release
@@ -21,8 +21,8 @@ def test_figure4_has_more_evaluations_below_fewer_and_all_between_best_and_base(
     panel = PanelExperiment(artificial_dataset(), repetitions=10).run()
     fewest, *_, most = panel.mean
     assert panel.best_sq_norm <= min(most) < min(fewest) < panel.base_sq_norm
-    assert most[-1] > min(most), "a very strong belief in uselessness costs"
-    assert fewest[0] > 2 * min(fewest), "two evaluations need some belief in it"
+    assert most[-1] > min(most), "a very strong prior costs"
+    assert fewest[0] > 2 * min(fewest), "two evaluations need some prior"
 
 
 def test_sweep_spans_slow_and_diverging_rates():
@@ -37,7 +37,7 @@ def test_sweep_spans_slow_and_diverging_rates():
 
 @pytest.mark.parametrize("command", ["figure1 --dataset ionosphere", "figure3 --datasets ionosphere", "figure4"])
 def test_commands_write_a_picture_and_its_numbers(command, tmp_path):
-    words = ["reproduce", *command.split(), "--quick", "--out", str(tmp_path)]
+    words = [*command.split(), "--quick", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     name = command.split()[0]
@@ -51,7 +51,7 @@ def test_commands_write_a_picture_and_its_numbers(command, tmp_path):
         assert 0 < last["S7"] < last["S5"] < last["S4"] < last["none"]
         assert last["S7"] < 0.5 * last["none"]
     if name == "figure3":  # figure 2 shows the same sweep, so nothing is left to run
-        again = CliRunner().invoke(app, ["reproduce", "figure2", *words[2:]])
+        again = CliRunner().invoke(app, ["figure2", *words[1:]])
         assert again.exit_code == 0, again.output
-        assert "2 of 2 pieces are there from an earlier run" in again.stderr
+        assert "2 of 2 results were kept by an earlier run" in again.stderr
         assert (tmp_path / "figure2.png").read_bytes().startswith(PNG)

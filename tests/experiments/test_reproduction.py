@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.paper.experiment import run_experiments
-from experiments.paper.optimum import optimum
+from experiments.common.workers import run_experiments
+from experiments.paper.protocol import optimum
 from experiments.paper.table1 import Cell, table1_experiments
 from quell.paper import load
 from tolerances import PUBLISHED
 
 pytestmark = pytest.mark.slow
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 @pytest.mark.release
