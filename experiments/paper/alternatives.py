@@ -109,7 +109,8 @@ def expanded(dataset: Dataset, point: str, order: int) -> dict[str, ControlVaria
 class NotDebiased(Rule):
     """Averages that start at zero and stay too small at first, with the number of samples of the long run."""
 
-    def weights(self, state, *, num_units, num_params):
+    def weights(self, state, *, num_units, num_params, members=None):
+        assert members is None, "all variates are in use"
         total = Moments.from_joint(self.decay * state.total)
         num = total.cross.shape[0]
         prior = isotropic(self.v0, num_params=num_params, num_variates=num, dtype=total.cross.dtype)

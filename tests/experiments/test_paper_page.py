@@ -4,12 +4,12 @@
 import dataclasses
 import json
 import re
-from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from made_up import made_up_figure1, made_up_panels, made_up_sweeps
+from markupsafe import escape
 from typer.testing import CliRunner
 
 from experiments.common.store import Store

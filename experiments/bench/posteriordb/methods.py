@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The methods: each fits a posterior at its defaults and draws 1,000 times on the clock."""
 
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -81,7 +83,7 @@ def run_svi(port: Port, key: jax.Array, watch: Stopwatch, guide_class: Any) -> E
         losses = np.asarray(result.losses)
         facts: dict[str, Any] = {"status": "completed", "steps": SVI_STEPS}
         if guide_class is not autoguide.AutoLaplaceApproximation:
-            loss = infer.Trace_ELBO(num_particles=1000)
+            loss: Any = infer.Trace_ELBO(num_particles=1000)
             facts["elbo"] = -float(loss.loss(jax.random.key(3), result.params, port.model, guide, *port.args))
         if not np.isfinite(losses[-1]):
             facts["status"] = f"not finite from step {int(np.argmax(~np.isfinite(losses)))}"
@@ -112,7 +114,7 @@ def run_nuts(port: Port, key: jax.Array, watch: Stopwatch) -> Evaluate:
 
 def run_pathfinder(port: Port, key: jax.Array, watch: Stopwatch) -> Evaluate:
     """BlackJAX's single-path Pathfinder on NumPyro's unconstrained potential, from NumPyro's initial point."""
-    from blackjax.vi import pathfinder
+    pathfinder: Any = importlib.import_module("blackjax.vi.pathfinder")
 
     start_key, path_key = jax.random.split(key)
     info = initialize_model(start_key, port.model, model_args=port.args)
@@ -137,11 +139,11 @@ def run_pathfinder(port: Port, key: jax.Array, watch: Stopwatch) -> Evaluate:
 
 
 METHODS: dict[str, Callable[[Port, jax.Array, Stopwatch], Evaluate]] = {
-    "quell": lambda *given: run_quell(*given, "FullRank"),
-    "quell-mf": lambda *given: run_quell(*given, "MeanField"),
-    "numpyro-svi": lambda *given: run_svi(*given, autoguide.AutoMultivariateNormal),
-    "numpyro-svi-mf": lambda *given: run_svi(*given, autoguide.AutoNormal),
-    "laplace": lambda *given: run_svi(*given, autoguide.AutoLaplaceApproximation),
+    "quell": functools.partial(run_quell, family_name="FullRank"),
+    "quell-mf": functools.partial(run_quell, family_name="MeanField"),
+    "numpyro-svi": functools.partial(run_svi, guide_class=autoguide.AutoMultivariateNormal),
+    "numpyro-svi-mf": functools.partial(run_svi, guide_class=autoguide.AutoNormal),
+    "laplace": functools.partial(run_svi, guide_class=autoguide.AutoLaplaceApproximation),
     "nuts": run_nuts,
     "pathfinder": run_pathfinder,
 }
@@ -150,9 +152,9 @@ METHODS: dict[str, Callable[[Port, jax.Array, Stopwatch], Evaluate]] = {
 def import_library(method: str) -> None:
     """Import what a method needs, before the clock starts."""
     if method.startswith("quell"):
-        import quell  # noqa: F401
+        importlib.import_module("quell")
     elif method == "pathfinder":
-        import blackjax.vi.pathfinder  # noqa: F401
+        importlib.import_module("blackjax.vi.pathfinder")
 
 
 def _as_arrays(draws: dict[str, Any], port: Port) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ class Stopwatch:
         jax_seconds = {f"jax_{name}": round(sum(seconds), 3) for name, seconds in self._events.items()}
         return {**self.stages, **jax_seconds, "jax_programs": len(self._events.get("backend_compile", []))}
 
-    def _on_event(self, event: str, seconds: float, **_: Any) -> None:
+    def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if self.total is None and "/compile/" in event:
             name = event.rsplit("/", 1)[1].removesuffix("_duration")
-            self._events.setdefault(name, []).append(seconds)
+            self._events.setdefault(name, []).append(duration_secs)
