@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -109,7 +109,7 @@ def expanded(dataset: Dataset, point: str, order: int) -> dict[str, ControlVaria
 class NotDebiased(Rule):
     """Averages that start at zero and stay too small at first, with the number of samples of the long run."""
 
-    def weights(self, state, *, num_units, num_params, members=None):
+    def weights(self, state, *, num_units: int, num_params: Any, members: Any = None):
         assert members is None, "all variates are in use"
         total = Moments.from_joint(self.decay * state.total)
         num = total.cross.shape[0]

@@ -8,7 +8,6 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from made_up import made_up_figure1, made_up_panels, made_up_sweeps
 from markupsafe import escape
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from experiments.paper.page import Contents, write_page
 from experiments.paper.plans import figure1_plan, figure4_plan, sweep_plan, table1_plan
 from experiments.paper.sweep import COLUMNS
 from experiments.paper.table1 import Cell
+from made_up import made_up_figure1, made_up_panels, made_up_sweeps
 from quell.paper import load
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import pytest
-from made_up import COLUMNS, made_up_cells, made_up_figure1, made_up_panels, made_up_sweeps
 
 from experiments.paper.comparison import FAILS, HOLDS, UNDECIDED, compare, decide
 from experiments.paper.verdicts import (
@@ -15,6 +14,7 @@ from experiments.paper.verdicts import (
     figure4_verdicts,
     table1_verdicts,
 )
+from made_up import COLUMNS, made_up_cells, made_up_figure1, made_up_panels, made_up_sweeps
 
 
 def _outcomes(verdicts):
