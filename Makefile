@@ -50,7 +50,7 @@ format: $(FULL) ## let ruff fix what it can
 	$(BIN)/ruff format .
 
 docs: $(FULL) ## the documentation, written to site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
 
 build: $(FULL) ## the wheel, tried out in an empty environment
 	rm -rf dist

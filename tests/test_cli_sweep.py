@@ -72,7 +72,7 @@ def test_a_sweep_leaves_table_picture_and_pieces_and_a_second_run_goes_on(files)
     assert "none: 4 fits in" in result.stderr
     again = _sweep(files)
     assert again.exit_code == 0
-    assert "none: there from an earlier run" in again.stderr
+    assert "none: kept by an earlier run" in again.stderr
     assert json.loads((files.out / "sweep.json").read_text())["rows"] == rows
 
 
@@ -127,7 +127,7 @@ def test_ctrl_c_says_how_to_go_on(files, monkeypatch):
     monkeypatch.setattr(command.SweepPlan, "run", interrupted)
     result = _sweep(files)
     assert result.exit_code == 130
-    assert "the same command goes on from there" in _printed(result)
+    assert "run the same command again to resume" in _printed(result)
 
 
 def test_a_full_disk_says_what_to_do(files, monkeypatch):

@@ -139,9 +139,7 @@ def test_fits_that_diverge_are_counted_and_never_the_best(key):
     assert result.best is good
     assert "3/3" in repr(result).splitlines()[2]
     lost = dataclasses.replace(result, rows=(bad,))
-    with pytest.raises(
-        quell.DivergenceError, match=r"Half of the fits.* in each of 1 rows.*learning_rates=\(1e\+199,\)"
-    ):
+    with pytest.raises(quell.DivergenceError, match=r"1 rows.*half of the fits diverged.*learning_rates=\(1e\+199,\)"):
         _ = lost.best
 
 
@@ -189,7 +187,7 @@ def test_a_second_run_does_only_what_is_missing(key, tmp_path, runs):
     again = _sweep(key, subsets=SUBSETS, out=out)
     assert again == both
     assert len(runs) == 2
-    assert len(_files(out, "piece")) == 2
+    assert len(_files(out, "result")) == 2
     assert _files(out, "part") == []
     assert json.loads((out / "sweep.json").read_text()) == again.as_json()
 
@@ -240,9 +238,7 @@ def test_interrupted_and_resumed_is_the_same_as_left_alone(key, tmp_path, monkey
 def test_other_settings_in_the_folder_are_refused_and_nothing_is_lost(key, tmp_path, options, words):
     _sweep(key, out=tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(
-        ValueError, match=rf"holds a sweep with other settings: it differs in {words}.* another folder\."
-    ):
+    with pytest.raises(ValueError, match=rf"holds a sweep with other settings: it differs in {words}.* another folder"):
         _sweep(key, out=tmp_path, **options)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -274,16 +270,16 @@ def test_a_sweep_beside_a_fit_leaves_its_files_alone(key, tmp_path):
 
 def test_settings_without_results_are_written_over(key, tmp_path, runs):
     _sweep(key, out=tmp_path)
-    for path in tmp_path.glob("*.piece"):
+    for path in tmp_path.glob("*.result"):
         path.unlink()
     _sweep(key, out=tmp_path, num_seeds=1)
     assert len(runs) == 2
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: b"nothing", lambda raw: b""])
-def test_a_damaged_piece_is_fitted_again_with_a_warning(key, tmp_path, damage, runs):
+def test_a_damaged_result_is_fitted_again_with_a_warning(key, tmp_path, damage, runs):
     whole = _sweep(key, out=tmp_path)
-    (path,) = tmp_path.glob("*.piece")
+    (path,) = tmp_path.glob("*.result")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.warns(UserWarning, match="cannot be read, and none is fitted again"):
         again = _sweep(key, out=tmp_path)
@@ -296,7 +292,7 @@ def test_a_damaged_part_is_fitted_anew_with_a_warning(key, tmp_path):
     folder = SweepFolder(tmp_path, {"jax": jax.__version__})
     path = folder.checkpoint("none", 4).path
     path.write_bytes(b"quell checkpoint 1\nbroken")
-    with pytest.warns(UserWarning, match="none is fitted anew"):
+    with pytest.warns(UserWarning, match="none is fitted again"):
         assert folder.checkpoint("none", 4).path == path
     assert not path.exists()
 
@@ -319,7 +315,7 @@ def test_another_version_of_jax_goes_on_with_what_is_there(key, tmp_path, runs):
 
 def test_a_folder_that_cannot_be_one_is_refused(key, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"`out` was given as .*file, where nothing can be written"):
+    with pytest.raises(ValueError, match=r"`out`.*file"):
         _sweep(key, out=tmp_path / "file")
 
 
@@ -375,27 +371,27 @@ def test_a_picture_of_nothing_but_divergence_is_empty():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"learning_rates": ()}, ValueError, r"`learning_rates` was given as \(\)\. A list of at least one was needed"),
-        ({"learning_rates": 0.1}, ValueError, r"`learning_rates` was given as 0.1\. A list of at least one"),
-        ({"learning_rates": (0.1, -0.1)}, ValueError, r"`learning_rates` was given as -0.1\. A positive"),
-        ({"learning_rates": (0.1, math.inf)}, ValueError, r"`learning_rates` was given as inf\. A positive"),
-        ({"learning_rates": (0.1, 0.1)}, ValueError, r"with one of them twice.*num_seeds="),
-        ({"learning_rates": ("a",)}, ValueError, r"`learning_rates` was given as a\. A positive"),
-        ({"num_seeds": 0}, ValueError, r"`num_seeds` was given as 0\. An integer of at least 1"),
-        ({"steps": 0}, ValueError, r"`steps` was given as 0\."),
-        ({"subsets": ()}, ValueError, r"`subsets` was given as \(\)\. A list of at least one"),
-        ({"subsets": "S7"}, ValueError, r"`subsets` was given as 'S7'\. A list"),
-        ({"subsets": ("S8",)}, ValueError, r"The subset 'S8' is not known.* Did you mean 'S7'"),
-        ({"subsets": ("c1+S4",)}, ValueError, r"The subset 'S4' is not known"),
-        ({"subsets": ("c7", quell.paper.variates("c7"))}, ValueError, r"with 'c7' twice"),
-        ({"subsets": (3,)}, TypeError, r"`subsets` was given with 3\. A name or a tuple"),
+        ({"learning_rates": ()}, ValueError, r"`learning_rates`.*at least one.*\(\)"),
+        ({"learning_rates": 0.1}, ValueError, r"`learning_rates`.*at least one.*0.1"),
+        ({"learning_rates": (0.1, -0.1)}, ValueError, r"`learning_rates`.*-0.1"),
+        ({"learning_rates": (0.1, math.inf)}, ValueError, r"`learning_rates`.*inf"),
+        ({"learning_rates": (0.1, 0.1)}, ValueError, r"`learning_rates`.*\(0.1, 0.1\).*num_seeds="),
+        ({"learning_rates": ("a",)}, ValueError, r"`learning_rates`.* a"),
+        ({"num_seeds": 0}, ValueError, r"`num_seeds`.*at least 1.* 0"),
+        ({"steps": 0}, ValueError, r"`steps`.* 0"),
+        ({"subsets": ()}, ValueError, r"`subsets`.*at least one.*\(\)"),
+        ({"subsets": "S7"}, ValueError, r"`subsets`.*list.*'S7'"),
+        ({"subsets": ("S8",)}, ValueError, r"subset.*'S8'.*'S7'"),
+        ({"subsets": ("c1+S4",)}, ValueError, r"subset.*'S4'"),
+        ({"subsets": ("c7", quell.paper.variates("c7"))}, ValueError, r"`subsets`.*'c7' twice"),
+        ({"subsets": (3,)}, TypeError, r"`subsets`.*names or tuples.* 3"),
         (
             {"optimizer": optax.adam(0.1)},
             TypeError,
-            r"A function of the learning rate was needed.*optimizer=optax.adam",
+            r"`optimizer`.*function of the learning rate.*optimizer=optax.adam",
         ),
-        ({"optimizer": lambda rate: 3}, TypeError, r"returned 3\. An optax optimiser was needed"),
-        ({"optimizer": lambda rate: optax.sgd(float(rate))}, TypeError, r"cannot take the rate as an array"),
+        ({"optimizer": lambda rate: 3}, TypeError, r"`optimizer`.*optax.*returns 3"),
+        ({"optimizer": lambda rate: optax.sgd(float(rate))}, TypeError, r"`optimizer`.*array"),
         ({"sampler": quell.Sampler(1, 10)}, ValueError, r"batch_size"),
     ],
 )
@@ -484,7 +480,7 @@ def test_an_optimiser_with_its_rate_in_its_state_is_known_for_what_it_is(optimiz
 
 def test_several_processes_need_a_folder(key, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"`out` was left out in a sweep of 2 processes"):
+    with pytest.raises(ValueError, match=r"`out`.*2 processes.*None"):
         _sweep(key)
 
 
@@ -492,7 +488,7 @@ def test_a_process_fits_its_share_and_misses_that_of_the_others(key, tmp_path, m
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(sweep_plan, "wait_for_all", lambda advice: None)
-    with pytest.raises(ValueError, match=r"lacks 'none', which another process has fitted"):
+    with pytest.raises(ValueError, match=r"`out`.*lacks 'none'"):
         _sweep(key, subsets=SUBSETS, out=tmp_path)
     assert runs == [("c7",)]
 
@@ -500,7 +496,7 @@ def test_a_process_fits_its_share_and_misses_that_of_the_others(key, tmp_path, m
 def test_processes_without_a_subset_are_told_of(key, tmp_path, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     monkeypatch.setattr(sweep_plan, "wait_for_all", lambda advice: None)
-    with pytest.warns(UserWarning, match="2 of them have nothing to do"):
+    with pytest.warns(UserWarning, match="2 of them have none"):
         _sweep(key, out=tmp_path)
 
 

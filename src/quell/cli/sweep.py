@@ -19,8 +19,8 @@ from quell.core.atomic import write_atomically
 from quell.core.checks import check_count
 from quell.diagnostics.looks import png_bytes
 from quell.sweep import SweepResult, SweepRow
-from quell.sweep.piece import Piece
 from quell.sweep.plan import SweepPlan, checked_rates
+from quell.sweep.subset_result import SubsetResult
 from quell.sweep.subsets import check_subset
 
 _RATES = "0.001,0.003,0.01,0.03,0.1"
@@ -94,8 +94,8 @@ def _run(plan: SweepPlan, out: Path) -> SweepResult:
     """Run what is missing, with a line for each subset; Ctrl-C leaves what was reached."""
     errors = Console(stderr=True)
 
-    def tell(subset: str, piece: Piece, was_there: bool) -> None:
-        how = "there from an earlier run" if was_there else f"{piece.elbos.size} fits in {piece.seconds:.1f} s"
+    def tell(subset: str, result: SubsetResult, was_kept: bool) -> None:
+        how = "kept by an earlier run" if was_kept else f"{result.elbos.size} fits in {result.seconds:.1f} s"
         errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
 
     with resumable(out), together():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep will do, and the run of it."""
+"""The plan of a sweep, and its run."""
 
 import dataclasses
 import warnings
@@ -25,10 +25,10 @@ from quell.fit.plan import FitOptions, FitPlan, default_sampler
 from quell.fit.status import Status
 from quell.models import AbstractModel
 from quell.sweep.folder import SweepFolder
-from quell.sweep.piece import Piece
 from quell.sweep.rates import Optimizer, optimizer_digest, rated, start_at_each
 from quell.sweep.result import SweepResult
 from quell.sweep.spread import filled_up, local_mesh, own_share, spread
+from quell.sweep.subset_result import SubsetResult
 from quell.sweep.subsets import named_subsets
 from quell.variates import ControlVariate
 
@@ -37,19 +37,19 @@ ELBO_NUMBER = 2**32 - 2
 
 _OF_ONE_SUBSET = ("variates", "order of the variates", "state", "optimizer", "key")
 
-_GO_ON = "What is finished is in the folder: start the same sweep again, and it goes on."
+_GO_ON = "Finished subsets are in the folder: start the same sweep again to resume."
 
-Tell = Callable[[str, Piece, bool], None]
-"""Called with a subset's name, its numbers, and whether they were there from an earlier run."""
+Tell = Callable[[str, SubsetResult, bool], None]
+"""Called with a subset's name, its result, and whether an earlier run kept it."""
 
 
-def _tell_nobody(subset: str, piece: Piece, was_there: bool) -> None:
+def _tell_nobody(subset: str, result: SubsetResult, was_kept: bool) -> None:
     pass
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
-    """All that a sweep will do.
+    """The plan of a sweep.
 
     Attributes:
         model: likelihood, prior and data.
@@ -57,7 +57,7 @@ class SweepPlan:
         rates: learning rates.
         subsets: variates by name.
         num_seeds: fits for each subset and rate.
-        key: split into one a seed, the same for all subsets and rates.
+        key: split into one per seed, the same for all subsets and rates.
         optimizer: of a rate.
         options: of all fits; variates and checkpoint are those of a subset.
     """
@@ -102,7 +102,7 @@ class SweepPlan:
         return len(self.rates) * self.num_seeds
 
     def single_plan(self, subset: str) -> FitPlan:
-        """One of the fits of a subset, for what they have in common."""
+        """One of the fits of a subset, for the settings they share."""
         return dataclasses.replace(self.options, variates=self.subsets[subset]).plan(self.model, self.family, self.key)
 
     def fit_plan(self, subset: str, folder: SweepFolder | None = None) -> FitPlan:
@@ -126,30 +126,30 @@ class SweepPlan:
         """
         if out is None and jax.process_count() > 1:
             raise ValueError(
-                f"`out` was left out in a sweep of {jax.process_count()} processes. A folder that all of them see was "
-                "needed. Write for example `out='sweep'`."
+                f"`out` must be a folder that all {jax.process_count()} processes see, got None; "
+                "try `out='sweep'` on a shared disk."
             )
         if (idle := jax.process_count() - len(self.subsets)) > 0 and jax.process_index() == 0:
-            warnings.warn(f"Processes share out the subsets, and {idle} of them have nothing to do.", stacklevel=2)
+            warnings.warn(f"Each process fits whole subsets, and {idle} of them have none.", stacklevel=2)
         folder = None if out is None else SweepFolder(out, self.settings())
-        found = {} if folder is None else {name: folder.find(name, self._words(name)) for name in self.subsets}
-        pieces: dict[str, Piece] = {}
+        found = {} if folder is None else {name: folder.find(name, self._descriptions(name)) for name in self.subsets}
+        results: dict[str, SubsetResult] = {}
         with last_words(_GO_ON, several=jax.process_count() > 1):
             for name in own_share(list(self.subsets)):
                 kept = found.get(name)
-                pieces[name] = self._fit(name, folder) if kept is None else kept
-                tell(name, pieces[name], kept is not None)
+                results[name] = self._fit(name, folder) if kept is None else kept
+                tell(name, results[name], kept is not None)
             wait_for_all(_GO_ON)
-        result = self._result([pieces.get(name) or self._of_others(name, folder) for name in self.subsets])
+        result = self._result([results.get(name) or self._of_others(name, folder) for name in self.subsets])
         if out is not None and jax.process_index() == 0:
             result.to_json(out / "sweep.json")
             result.to_csv(out / "sweep.csv")
         return result
 
     def settings(self) -> dict[str, Any]:
-        """What all subsets have in common, in words that can be compared."""
-        words = self.single_plan(next(iter(self.subsets))).fingerprint()
-        shared = {name: value for name, value in words.items() if name not in _OF_ONE_SUBSET}
+        """Settings that all subsets share, for comparison with those of a folder."""
+        parts = self.single_plan(next(iter(self.subsets))).fingerprint()
+        shared = {name: value for name, value in parts.items() if name not in _OF_ONE_SUBSET}
         own = {
             "learning rates": list(self.rates),
             "seeds": self.num_seeds,
@@ -161,33 +161,33 @@ class SweepPlan:
         }
         return own | shared
 
-    def _fit(self, subset: str, folder: SweepFolder | None) -> Piece:
+    def _fit(self, subset: str, folder: SweepFolder | None) -> SubsetResult:
         """Run the fits of a subset; Ctrl-C leaves them in the folder."""
         results = run_plan(self.fit_plan(subset, folder))[: self.num_fits]
         if any(result.status is Status.INTERRUPTED for result in results):
             raise KeyboardInterrupt
         key = jax.random.fold_in(self.key, ELBO_NUMBER)
-        piece = Piece.of(results, Problem(self.model, self.family), key, num_rates=len(self.rates))
+        found = SubsetResult.of(results, Problem(self.model, self.family), key, num_rates=len(self.rates))
         if folder is not None:
-            folder.keep(subset, self._words(subset), piece)
-        return piece
+            folder.keep(subset, self._descriptions(subset), found)
+        return found
 
-    def _of_others(self, subset: str, folder: SweepFolder | None) -> Piece:
+    def _of_others(self, subset: str, folder: SweepFolder | None) -> SubsetResult:
         assert folder is not None, "several processes have one"
-        found = folder.find(subset, self._words(subset))
+        found = folder.find(subset, self._descriptions(subset))
         if found is None:
             raise ValueError(
-                f"{folder.path} lacks {subset!r}, which another process has fitted. A folder that all processes see "
-                "was needed. Give one on a shared disk, and start the same sweep again: it goes on."
+                f"`out` must be a folder that all processes see, got {folder.path}, which lacks {subset!r} of another "
+                "process; start the same sweep again with a folder on a shared disk."
             )
         return found
 
-    def _words(self, subset: str) -> dict[str, Any]:
+    def _descriptions(self, subset: str) -> dict[str, Any]:
         return {variate.name: describe(variate) for variate in self.subsets[subset]}
 
-    def _result(self, pieces: Sequence[Piece]) -> SweepResult:
-        named = zip(self.subsets, pieces, strict=True)
-        rows = [row for name, piece in named for row in piece.rows(name, self.rates)]
+    def _result(self, results: Sequence[SubsetResult]) -> SweepResult:
+        named = zip(self.subsets, results, strict=True)
+        rows = [row for name, result in named for row in result.rows(name, self.rates)]
         return SweepResult(tuple(rows), self.options.steps)
 
 
@@ -196,14 +196,12 @@ def checked_rates(given: Any) -> tuple[float, ...]:
     listed = tuple(np.asarray(list(given)).ravel().tolist()) if isinstance(given, Iterable) else ()
     if not listed:
         raise ValueError(
-            f"`learning_rates` was given as {given!r}. A list of at least one was needed. "
-            "Write for example `learning_rates=(0.001, 0.01, 0.1)`."
+            f"`learning_rates` must be a list of at least one, got {given!r}; try `learning_rates=(0.001, 0.01, 0.1)`."
         )
     for rate in listed:
         check_positive("learning_rates", rate)
     if len(set(listed)) < len(listed):
         raise ValueError(
-            f"`learning_rates` was given as {listed}, with one of them twice. Different ones were needed. "
-            "Leave one of them out, and write `num_seeds=` for more fits at each."
+            f"`learning_rates` must be distinct, got {listed}; pass `num_seeds=` for more fits at each rate."
         )
     return tuple(float(rate) for rate in listed)

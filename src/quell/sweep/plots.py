@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a sweep; the only file of `quell.sweeping` that draws."""
+"""The plot of a sweep."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _MARKERS = "osD^vPX"
 
 
 def draw_sweep(rows: Sequence[SweepRow], *, ground: str) -> Any:
-    """Draw the final ELBO against the learning rate, a line and a band a subset."""
+    """Draw the final ELBO against the learning rate, a line and a band per subset."""
     check_name("ground", ground, GROUNDS)
     check_matplotlib()
     from matplotlib.figure import Figure

@@ -52,7 +52,7 @@ def start_at(optimizer: Optimizer, rate: Float[Array, ""], params: PyTree) -> Ra
 
 
 def start_at_each(optimizer: Optimizer, rates: Float[Array, "fit"], params: PyTree) -> RatedState:
-    """The states of several fits; strong types, as in `quell.fitting.loop.init_loop`."""
+    """The states of several fits; strong types, as in `quell.fit.loop.init_loop`."""
     states = jax.vmap(lambda rate: start_at(optimizer, rate, params))(rates.astype(_dtype(params)))
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), states)
 
@@ -68,23 +68,20 @@ def optimizer_digest(optimizer: Optimizer, params: PyTree) -> str:
 
 def _checked(optimizer: Any) -> optax.GradientTransformation:
     """What the function makes of a rate that is an array, as it will be in the compiled program."""
-    example = "Write for example `optimizer=optax.adam`, or `optimizer=lambda rate: optax.sgd(rate, momentum=0.9)`."
+    example = "try `optimizer=optax.adam`, or `optimizer=lambda rate: optax.sgd(rate, momentum=0.9)`."
     made = []
     if not callable(optimizer):
-        raise TypeError(
-            f"`optimizer` was given as {optimizer!r}. A function of the learning rate was needed. {example}"
-        )
+        raise TypeError(f"`optimizer` must be a function of the learning rate, got {optimizer!r}; {example}")
     try:
         jax.eval_shape(lambda rate: made.append(optimizer(rate)), jax.ShapeDtypeStruct((), float))
     except (TypeError, jax.errors.ConcretizationTypeError) as error:
         first = str(error).strip().split("\n")[0]
         raise TypeError(
-            f"`optimizer` was given as a function that cannot take the rate as an array ({first}). A function that "
-            f"hands the rate on to an optax optimiser was needed. {example}"
+            f"`optimizer` must pass the rate on to an optax optimiser as an array, got an error ({first}); {example}"
         ) from error
     if not isinstance(made[0], optax.GradientTransformation):
         raise TypeError(
-            f"`optimizer` was given as a function that returned {made[0]!r}. An optax optimiser was needed. {example}"
+            f"`optimizer` must return an optax optimiser, got a function that returns {made[0]!r}; {example}"
         )
     return made[0]
 

@@ -37,9 +37,8 @@ class SweepResult:
         best = max(self.rows, key=lambda row: row.median)
         if best.median == -math.inf:
             raise DivergenceError(
-                f"Half of the fits, or more, diverged in each of {len(self.rows)} rows, so that none is best. "
-                "A learning rate at which fits end was needed. "
-                f"Write for example `learning_rates=({min(row.learning_rate for row in self.rows) / 10:.3g},)`."
+                f"In each of {len(self.rows)} rows at least half of the fits diverged, so that none is best; "
+                f"try `learning_rates=({min(row.learning_rate for row in self.rows) / 10:.3g},)`."
             )
         return best
 

@@ -32,16 +32,13 @@ def named_subsets(given: Any, problem: Problem, sampler: Sampler) -> dict[str, t
     listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
     if not listed:
         raise ValueError(
-            f"`subsets` was given as {given!r}. A list of at least one subset was needed. "
-            "Write for example `subsets=('none', 'S7', 'default')`."
+            f"`subsets` must be a list of at least one subset, got {given!r}; try `subsets=('none', 'S7', 'default')`."
         )
     found: dict[str, tuple[ControlVariate, ...]] = {}
     for subset in listed:
         name, members = _named(subset, problem, sampler)
         if name in found:
-            raise ValueError(
-                f"`subsets` was given with {name!r} twice. Different subsets were needed. Leave one of them out."
-            )
+            raise ValueError(f"`subsets` must be distinct, got {name!r} twice.")
         found[name] = members
     return found
 
@@ -57,6 +54,6 @@ def _named(subset: Any, problem: Problem, sampler: Sampler) -> tuple[str, tuple[
         if all(isinstance(member, ControlVariate) for member in members):
             return "+".join(member.name for member in members) or "none", members
     raise TypeError(
-        f"`subsets` was given with {subset!r}. A name or a tuple of control variates was needed. "
-        "Write for example `subsets=('S7', 'c1+c7', quell.default_variates(problem))`."
+        f"`subsets` must be names or tuples of control variates, got {subset!r}; "
+        "try `subsets=('S7', 'c1+c7', quell.default_variates(problem))`."
     )

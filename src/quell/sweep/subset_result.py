@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All fits of one subset of variates, when they have ended."""
+"""The result of all fits of one subset of variates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,16 +16,16 @@ from quell.fit.status import Status
 from quell.sweep.row import SweepRow
 
 LARGEST_ESTIMATE = 10_000_000
-"""Most evaluations of a datum's likelihood for the ELBO of one fit, where it must be sampled."""
+"""Maximum number of likelihood evaluations for the ELBO of one fit, where it must be sampled."""
 
 _LEAST_SAMPLES, _MOST_SAMPLES = 10, 1000
 
 
-class Piece(NamedTuple):
-    """Numbers by learning rate and seed.
+class SubsetResult(NamedTuple):
+    """Final ELBOs by learning rate and seed.
 
     Args:
-        elbos: where the fits ended; minus infinity where they diverged.
+        elbos: at the end of the fits; minus infinity where they diverged.
         errors: their standard errors.
         diverged: which fits did.
         seconds: of all fits together.
@@ -37,13 +37,15 @@ class Piece(NamedTuple):
     seconds: float
 
     @classmethod
-    def of(cls, results: Sequence[FitResult], problem: Problem, key: Key[Array, ""], *, num_rates: int) -> "Piece":
+    def of(
+        cls, results: Sequence[FitResult], problem: Problem, key: Key[Array, ""], *, num_rates: int
+    ) -> "SubsetResult":
         """From the fits, all seeds of the first rate first; all see the same samples, so that their ELBOs compare."""
         num = int(np.clip(LARGEST_ESTIMATE // problem.model.num_data, _LEAST_SAMPLES, _MOST_SAMPLES))
         diverged = np.array([result.status is Status.DIVERGED for result in results])
         found = np.full((len(results), 2), (-np.inf, 0.0))
         for number in np.flatnonzero(~diverged).tolist():
-            # From wherever they are, so that one program does for all.
+            # Moved from whatever device, so that one program serves all.
             params = jax.tree.map(jnp.asarray, jax.device_get(results[number].params))
             estimate = estimate_elbo(key, problem, params, num=num)
             if np.isfinite(estimate.value):
@@ -53,7 +55,7 @@ class Piece(NamedTuple):
         return cls(elbos.reshape(shape), errors.reshape(shape), diverged.reshape(shape), results[0].seconds)
 
     def rows(self, subset: str, rates: Sequence[float]) -> list[SweepRow]:
-        """A row for each rate."""
+        """One row per learning rate."""
         return [
             SweepRow(
                 subset=subset,
