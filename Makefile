@@ -16,9 +16,9 @@ $(BIN)/python:
 	    echo "Type for example: make PYTHON=python3.11 $(or $(firstword $(MAKECMDGOALS)),test)"; exit 1; }
 	$(PYTHON) -m venv .venv
 
-# The demo needs the library and its commands only; the full environment serves the demo too.
+# The demo needs the library and its commands only, and bytecode of what it imports; the full environment serves it too.
 $(DEMO): pyproject.toml requirements.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c requirements.txt -e '.[cli]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c requirements.txt -e '.[cli]'
 	@touch $@
 
 $(FULL): pyproject.toml requirements.txt | $(BIN)/python
