@@ -51,7 +51,8 @@ def best_gaussian(bench: BenchProblem) -> Gaussian:
     """The optimum of a generalized linear model, to single precision."""
     model: Any = bench.problem.model  # a linear predictor, whose ELBO is exact
     options = {"full_rank": bench.full_rank, "num_nodes": _NUM_NODES, "tolerance": _TOLERANCE}
-    found = find_optimum(model.log_density, model.data.features, model.data.targets, **options)
+    rows = (np.asarray(array) for array in (model.data.features, model.data.targets))
+    found = find_optimum(model.log_density, *rows, **options)
     scale = np.linalg.cholesky(found.covariance) if bench.full_rank else np.sqrt(np.diagonal(found.covariance))
     return Gaussian(jnp.asarray(found.mean), jnp.asarray(scale))
 

@@ -144,5 +144,5 @@ def test_without_files_of_peers_one_line_says_so(tmp_path):
     (tmp_path / "no").mkdir()
     (tmp_path / "no" / "australian.csv").write_text("not,the,data\n")
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
-    assert result.exit_code == 1
+    assert result.exit_code == 2, "these are not the published data"
     assert f"No peers: there are no files `NAME_peer.py` in {tmp_path}" in result.stderr
