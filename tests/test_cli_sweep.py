@@ -91,25 +91,25 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rates": ""}, "A list of at least one was needed"),
-        ({"rates": "0.1,-1"}, "`learning_rates` was given as -1.0"),
-        ({"rates": "0.1;0.2"}, "`--rates` was given as '0.1;0.2'"),
-        ({"subsets": ""}, "A list of at least one subset"),
-        ({"subsets": "none,S9"}, "The subset 'S9' is not known"),
-        ({"subsets": "auto"}, "The subset 'auto' is not known"),
-        ({"seeds": 0}, "`seeds` was given as 0"),
-        ({"steps": 0}, "`steps` was given as 0"),
-        ({"family": "gauss"}, "The family 'gauss' is not known"),
+        ({"rates": ""}, r"`learning_rates`.*at least one"),
+        ({"rates": "0.1,-1"}, r"`learning_rates`.*-1.0"),
+        ({"rates": "0.1;0.2"}, r"`--rates`.*'0.1;0.2'"),
+        ({"subsets": ""}, r"`subsets`.*at least one"),
+        ({"subsets": "none,S9"}, r"subset.*'S9'"),
+        ({"subsets": "auto"}, r"subset.*'auto'"),
+        ({"seeds": 0}, r"`seeds`.* 0"),
+        ({"steps": 0}, r"`steps`.* 0"),
+        ({"family": "gauss"}, r"family.*'gauss'"),
         ({"data": "missing.csv"}, "missing.csv"),
-        ({"model": "nobody"}, "has no model named 'nobody'"),
-        ({"model": "broken"}, "A model that can be evaluated was needed"),
+        ({"model": "nobody"}, r"'nobody'"),
+        ({"model": "broken"}, r"[Mm]odel.*evaluated"),
         ({"batch-size": 9}, "batch_size"),
     ],
 )
 def test_what_is_refused_leaves_no_folder(files, options, words):
     result = _sweep(files, **options)
     assert result.exit_code == 2, result.output
-    assert words in _printed(result)
+    assert re.search(words, _printed(result)), result.output
     assert not files.out.exists()
 
 
@@ -143,7 +143,7 @@ def test_a_full_disk_says_what_to_do(files, monkeypatch):
 def test_a_sweep_in_which_all_diverge_is_a_failure(files):
     result = _sweep(files, rates="1e300")
     assert result.exit_code == 1
-    assert "Type smaller `--rates`" in _printed(result)
+    assert "smaller `--rates`" in _printed(result)
     assert "To fit with the best" not in result.output
     assert (files.out / "sweep.png").exists()
 

@@ -109,9 +109,7 @@ def _print_outcome(result: SweepResult, settings: FitSettings, out: Path) -> Non
     console.print(render(result))
     console.print(escape(f"Written to {out}: sweep.png shows it."), soft_wrap=True)
     if best.median == -math.inf:
-        text = (
-            "At every learning rate half of the fits, or more, diverged. Type smaller `--rates`, and another `--out`."
-        )
+        text = "At every learning rate at least half of the fits diverged; try smaller `--rates` and another `--out`."
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=1)
     console.print(escape(f"To fit with the best: {_command(best, settings)}"), soft_wrap=True)
@@ -158,8 +156,7 @@ def _numbers(text: str) -> tuple[float, ...]:
         if "could not convert" not in str(error):
             raise
         raise ValueError(
-            f"`--rates` was given as {text!r}. Positive numbers, separated by commas, were needed. "
-            f"Type for example `--rates {_RATES}`."
+            f"`--rates` must be positive numbers separated by commas, got {text!r}; try `--rates {_RATES}`."
         ) from None
 
 
