@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import quell
-from exact import exact_draw, expectation
+from exact import exact_draw, expectation, gauss_hermite
 from quell.evaluation import Evaluation
 from quell.fit import method
 from quell.fit.defaults import ANNEALED_RATE, ANNEALED_SCALE_RATE, NOISE_CHECK_STEP
@@ -19,7 +19,6 @@ from quell.fit.method import second_order_gradient
 from quell.fit.natural_gradient import geometry_of, natural_sq_norm
 from quell.fit.plan import FitPlan
 from quell.fit.step import take_step
-from quell.gradient import candidate_variates
 from quell.models.linear import LinearData
 from tolerances import EXACT, EXPECTATION
 
@@ -39,56 +38,6 @@ def general(*, kinked=False):
         return -jnp.abs(residual) if kinked else -jnp.log1p(residual**2)
 
     return quell.Model(log_likelihood, quell.NormalPrior(), data, jnp.zeros(2))
-
-
-# The mask
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        pytest.param(quell.Rule(), marks=pytest.mark.release),
-        quell.Rule(metric="natural"),
-        pytest.param(quell.Rule(by_leaf=True, every=2), marks=pytest.mark.slow),
-    ],
-)
-def test_a_masked_gradient_is_that_of_the_variates_in_use(rule):
-    model = linear()
-    problem, sampler = quell.Problem(model, quell.FullRank(3)), quell.Sampler(2, 5)
-    variates = candidate_variates(problem, sampler)
-    masked = quell.Gradient(problem, variates, sampler=sampler, rule=rule, active=(False, True, True, False))
-    plain = quell.Gradient(problem, variates[1:3], sampler=sampler, rule=rule)
-    params = problem.family.init()
-    one, two = masked.init(params), plain.init(params)
-    for key in jax.random.split(jax.random.key(0), 3):
-        grad, one, info = masked.update(key, params, one)
-        same, two, plain_info = plain.update(key, params, two)
-    for left, right in zip(grad, same, strict=True):
-        np.testing.assert_allclose(left, right, **EXACT)
-    np.testing.assert_allclose(info.weights[..., 1:3], plain_info.weights, **EXACT)
-    assert not info.weights[..., (0, 3)].any()
-    assert not info.dropped.any()
-
-
-def test_a_gradient_whose_mask_is_empty_is_the_base_gradient():
-    problem, sampler = quell.Problem(linear(), quell.FullRank(3)), quell.Sampler(2, 5)
-    variates = candidate_variates(problem, sampler)
-    masked = quell.Gradient(problem, variates, sampler=sampler, active=(False,) * len(variates))
-    plain, params = quell.Gradient(problem, sampler=sampler), problem.family.init()
-    one, two = masked.init(params), plain.init(params)
-    for key in jax.random.split(jax.random.key(0), 2):
-        grad, one, info = masked.update(key, params, one)
-        same, two, plain_info = plain.update(key, params, two)
-    jax.tree.map(np.testing.assert_array_equal, grad, same)
-    np.testing.assert_allclose(info.combined_sq_norm, plain_info.base_sq_norm, **EXACT)
-    assert info.weights.shape == (len(variates),)
-    assert not info.weights.any()
-
-
-def test_a_mask_of_another_length_is_refused():
-    problem = quell.Problem(linear(), quell.FullRank(3))
-    with pytest.raises(ValueError, match="One for each"):
-        quell.Gradient(problem, quell.paper.variates("c2"), active=(True, False))
 
 
 # The rule
@@ -170,7 +119,7 @@ def test_the_check_measures_the_noise_alone():
     problem = quell.Problem(general(), quell.FullRank(2))
     gradient = second_order_gradient(problem, quell.Rule())
     params = quell.LocationScale(jnp.array([2.0, -2.0]), jnp.diag(jnp.array([-0.5, -0.5])))
-    draw, mass = exact_draw(problem, None)
+    draw, mass = exact_draw(gauss_hermite(20).power(2), problem.model.num_data, None)
 
     def of_noise(noise):
         return gradient.update_from_draw(quell.Draw(noise[None], None), params, gradient.init(params))[0]
@@ -268,7 +217,7 @@ def test_the_gradient_of_second_order_is_one_of_the_elbo(unchecked):
     assert result.gradient.sampler.num_replicates == 1
     assert isinstance(result.gradient.base.data, quell.BonnetPrice)
     assert isinstance(result.gradient.base.prior, quell.ClosedForm), "the prior is a normal"
-    draw, mass = exact_draw(problem, None)
+    draw, mass = exact_draw(gauss_hermite(20).power(2), problem.model.num_data, None)
     evaluation = Evaluation(problem, problem.family.init(dtype=jnp.float64), draw)
     means = [
         expectation(gradient.base.sample(evaluation), evaluation, mass)

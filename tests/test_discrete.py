@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from discrete import enumerated, evaluation_at, relaxed_nodes, uniform_grid
 
 import quell
-from discrete import enumerated, evaluation_at, relaxed_nodes, uniform_grid
 from exact import expectation
 from quell import literature as zoo
 from quell.evaluation import Evaluation

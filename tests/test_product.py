@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from discrete import enumerated
 
 import quell
-from discrete import enumerated
 from exact import expectation, gauss_hermite
 from quell.evaluation import Evaluation
 from quell.terms import elbo

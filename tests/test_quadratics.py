@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quell.approximations.full_expansion import expand_data, expand_prior
 
 import catalogue
 import quell
 from exact import exact_draw, expectation
 from quell.approximations.anchor import LatentAnchor
-from quell.approximations.full_expansion import expand_data, expand_prior
 from quell.approximations.sketch import DenseSketch, DiagonalSketch, LowRankSketch
 from quell.evaluation import Evaluation
 from quell.families.base import dense_gram
