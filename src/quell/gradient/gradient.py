@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quiet gradient as `init` and `update`, for any loop."""
+"""The combined gradient as `init` and `update`, for any loop."""
 
 from collections import Counter
 from collections.abc import Iterable
