@@ -100,11 +100,8 @@ def natural_gradient(
     References: Amari (1998), "Natural gradient works efficiently in learning"; Khan & Rue (2023), "The Bayesian
     learning rule"; Almeida et al. (1998), "Parameter adaptation in stochastic optimization", for the self-tuned rate.
     """
-    if not has_natural_gradient(problem.family):
-        raise ValueError(
-            f"The family must be `MeanField`, `FullRank` or `LowRank` for natural gradients, got {problem.family}; try "
-            "`optax.adam(0.01)`."
-        )
+    if (reason := problem.family.refuses(Capability.GEOMETRY)) is not None:
+        raise ValueError(f"Natural gradients need a family with a Fisher geometry: {reason}; try `optax.adam(0.01)`.")
     max_kl = max(MAX_KL, MAX_KL_PER_COORDINATE * problem.family.dim) if max_kl is None else max_kl
     check_positive("max_kl", max_kl)
     if isinstance(learning_rate, int | float):
