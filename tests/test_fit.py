@@ -372,7 +372,7 @@ def test_a_step_leaves_the_types_of_the_state_alone(family):
     problem = quell.Problem(model, family)
     base = quell.default_base(problem)
     gradient = quell.Gradient(problem, quell.default_variates(problem), base=base)
-    algorithm, policy = quell.Algorithm(gradient, optax.adam(0.01)), step.StepPolicy.of()
+    algorithm, policy = quell.Algorithm(gradient, optax.adam(0.01)), step.StepPolicy()
     start = step.init_loop(algorithm, family.init(), averages=True)
     after = jax.eval_shape(lambda state: step.take_step(algorithm, policy, jax.random.key(0), state)[0], start)
     before = jax.eval_shape(lambda: start)

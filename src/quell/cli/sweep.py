@@ -21,7 +21,7 @@ from quell.diagnostics.theme import png_bytes
 from quell.sweep import SweepResult, SweepRow
 from quell.sweep.plan import SweepPlan
 from quell.sweep.rates import checked_rates
-from quell.sweep.subsets import SubsetResult, check_subset
+from quell.sweep.subsets import check_subset
 
 _RATES = "0.001,0.003,0.01,0.03,0.1"
 
@@ -93,9 +93,10 @@ def _run(plan: SweepPlan, out: Path) -> SweepResult:
     """Run what is missing, with a line per subset; Ctrl-C leaves a checkpoint."""
     errors = Console(stderr=True)
 
-    def report(subset: str, result: SubsetResult, was_there: bool) -> None:
-        how = "finished in an earlier run" if was_there else f"{result.elbos.size} fits in {result.seconds:.1f} s"
-        errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
+    def report(rows: tuple[SweepRow, ...], was_there: bool) -> None:
+        num_fits, seconds = sum(row.num_seeds for row in rows), rows[0].seconds
+        how = "finished in an earlier run" if was_there else f"{num_fits} fits in {seconds:.1f} s"
+        errors.print(escape(f"{rows[0].subset}: {how}"), soft_wrap=True)
 
     with resumable(out), together():
         return plan.run(out, report)

@@ -88,14 +88,14 @@ def default_rule(problem: Problem, *, natural: bool, is_auto: bool) -> Rule:
 
 
 def default_optimizer(
-    problem: Problem, steps: int, first: BaseName = "sampled", *, anneals: bool = False
+    problem: Problem, steps: int, base: BaseName = "sampled", *, anneals: bool = False
 ) -> optax.GradientTransformation:
     """Natural-gradient steps for a Gaussian family, Adam for others.
 
     Args:
         problem: model and family.
         steps: of the fit; a rate that falls does so over those that move.
-        first: the gradient that it begins with: the less noise that has, the longer steps may be.
+        base: of the gradient: the less noise that has, the longer steps may be.
         anneals: whether the rate of natural-gradient steps falls over the fit too. The state of an optimiser that
             anneals has the structure of one that does not.
     """
@@ -104,10 +104,10 @@ def default_optimizer(
     if anneals:
         until = NOISE_CHECK_STEP + moving_steps(steps - NOISE_CHECK_STEP)
         return natural_gradient(problem, _cosine(ANNEALED_RATE, until), scale_rate=ANNEALED_SCALE_RATE)
-    if first == "exact":
+    if base == "exact":
         by_size = EXACT_KL_PER_DATUM * problem.model.num_data, EXACT_KL_PER_COORDINATE * problem.model.dim
         return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
-    return natural_gradient(problem, max_kl=SECOND_ORDER_KL if first == "second order" else None)
+    return natural_gradient(problem, max_kl=SECOND_ORDER_KL if base == "second order" else None)
 
 
 def moving_steps(steps: int) -> int:
@@ -115,18 +115,21 @@ def moving_steps(steps: int) -> int:
     return steps - WARM_UP_STEPS if steps > 2 * WARM_UP_STEPS else steps
 
 
-def warm_up_until(choice: Choice, steps: int) -> int:
+def warm_up_until(choice: Choice, steps: int, *, is_default: bool) -> int:
     """The step up to which parameters stay where they are and weights are learned; 0 for no warm-up.
 
     A natural-gradient step is too long to be noisy, and Adam remembers the noise of its first ones for thousands.
 
     Args:
         choice: of the gradient.
-        steps: of the fit; where the rate is annealed, those after the noise check.
+        steps: of the fit.
+        is_default: whether the optimiser is the default one, whose annealed rate falls over what is left of the steps.
     """
-    if choice.base != "sampled" or not choice.variates or moving_steps(steps) == steps:
+    if choice.base != "sampled" or not choice.variates:
         return 0
-    return WARM_UP_STEPS + (NOISE_CHECK_STEP if choice.first == "second order" else 0)
+    done = NOISE_CHECK_STEP if choice.anneals else 0
+    left = steps - done if is_default else steps
+    return done + WARM_UP_STEPS if moving_steps(left) < left else 0
 
 
 @functools.cache

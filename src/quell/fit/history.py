@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Array, Bool, Float
 
 from quell.gradient import GradientInfo
 
@@ -33,11 +33,10 @@ class History(NamedTuple):
         return cls(none, none, none, np.zeros((0, num_weights)), dropped, np.zeros(0, bool))
 
     @classmethod
-    def from_infos(cls, infos: GradientInfo, skipped: Bool[np.ndarray, "step"]) -> "History":
-        """From the diagnostics of the gradient, with a leading axis of steps."""
-        found = cls(*[*(np.asarray(getattr(infos, name)) for name in cls._fields[:-1]), skipped])
-        num_steps, *shape = found.weights.shape
-        return found._replace(weights=found.weights.reshape(num_steps, math.prod(shape)))
+    def from_info(cls, info: GradientInfo, skipped: Array) -> "History":
+        """The entry of one step, inside a compiled program; weights by leaf stand in one row."""
+        weights = info.weights.reshape(-1)
+        return cls(info.elbo, info.base_sq_norm, info.combined_sq_norm, weights, info.dropped, skipped)
 
     @classmethod
     def join(cls, pieces: Sequence["History"]) -> "History":

@@ -16,7 +16,7 @@ from quell.core.checks import check_count
 from quell.core.devices import checked_mesh
 from quell.evaluation import Sampler
 from quell.fit.algorithm import checked_optimizer
-from quell.fit.checkpoint import Checkpoint
+from quell.fit.checkpoint.settings import Checkpoint
 from quell.fit.convergence import EarlyStopping
 from quell.fit.progress import Callback
 from quell.gradient import BaseGradient, list_variates

@@ -14,17 +14,7 @@ from quell.core.atomic import write_atomically
 from quell.core.version import VERSION
 from quell.fit.status import DivergenceError
 
-COLUMNS: tuple[str, ...] = (
-    "subset",
-    "learning_rate",
-    "num_seeds",
-    "num_diverged",
-    "median",
-    "lowest",
-    "highest",
-    "error",
-    "seconds",
-)
+COLUMNS = ("subset", "learning_rate", "num_seeds", "num_diverged", "median", "lowest", "highest", "error", "seconds")
 """Columns of the table, and entries of a row in the files."""
 
 
