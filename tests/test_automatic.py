@@ -14,7 +14,7 @@ from quell.fit import method
 from quell.fit.defaults import ANNEALED_RATE, ANNEALED_SCALE_RATE, NOISE_CHECK_STEP
 from quell.fit.method import EXACT as EXACT_BASE
 from quell.fit.method import second_order_gradient
-from quell.fit.natural_gradient import geometry_of, natural_sq_norm
+from quell.fit.natural_gradient import natural_sq_norm
 from quell.fit.plan import FitPlan
 from quell.fit.step import take_step
 from quell.models.linear import LinearData
@@ -264,7 +264,7 @@ def test_a_linear_predictor_is_fitted_exactly(family):
     assert result.status is quell.Status.CONVERGED
     assert result.history.num_steps < 200
     slope = jax.grad(lambda w: quell.exact_elbo(result.problem, w))(result.params)
-    geometry = geometry_of(family)
+    geometry = family.geometry
     gain = 0.5 * geometry.sq_norm(result.params, geometry.direction(result.params, slope))
     assert gain < 1e-3
     assert "exact" in repr(result)

@@ -15,13 +15,15 @@ import numpy as np
 import optax
 import pytest
 
+import catalogue
 import quell
 from quell import CheckpointError, ControlVariate, Status
+from quell.approximations import refuses_to_approximate
 from quell.fit import driver, loop, method
 from quell.fit.checkpoint import file as checkpoint_file
 from quell.fit.checkpoint import fingerprint as checkpoint_fingerprint
 from quell.fit.checkpoint import keeper as checkpoint_keeper
-from quell.fit.checkpoint.file import named, plain_array, read_contents
+from quell.fit.checkpoint.file import named, plain_array, read_contents, restored, write_contents
 from quell.fit.checkpoint.keeper import Snapshot
 from quell.fit.history import History
 from quell.fit.plan import FitPlan
@@ -251,13 +253,6 @@ def test_a_choice_that_changed_on_the_way_is_resumed(key, path, monkeypatch):
 
 # The file
 
-FAMILIES = {
-    "full-rank": (quell.FullRank(2), "auto"),
-    "low-rank": (quell.LowRank(2, 1), ()),
-    "product": (quell.Product({"a": quell.MeanField(1), "b": quell.Gamma(1)}), ()),
-    "learning": (quell.MeanField(2), STATEFUL),
-    "bernoulli": (quell.Bernoulli(2), "auto"),
-}
 OPTIMIZERS = {
     "adam": ADAM,
     "noisy": optax.chain(
@@ -276,12 +271,44 @@ def _filled(leaf, rng):
         return jnp.asarray(values.astype(leaf.dtype))
 
 
+def _round_trip(tree, path):
+    write_contents(path, {"of": "a tree"}, named(tree, plain_array, "tree"))
+    _assert_same_bits(restored(read_contents(path).arrays, tree, "tree"), tree)
+
+
+def _assert_same_bits(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert jax.typeof(left) == jax.typeof(right)
+        assert plain_array(left).tobytes() == plain_array(right).tobytes()
+
+
+def _allowed(problem):
+    made = catalogue.approximations(problem.model.dim)
+    return {how: one for how, one in made.items() if refuses_to_approximate(one, problem, quell.Data()) is None}
+
+
+@pytest.mark.parametrize("name", catalogue.CASES)
+def test_save_and_load_is_identity_for_all_of_the_catalogue(name, path):
+    """The parameters of every family, and the state of a gradient with every approximation."""
+    case = catalogue.Case(name)
+    problem, params, rng = case.problem, case.entry.params, np.random.default_rng(0)
+    states = tuple(approximation.init(problem) for approximation in _allowed(problem).values())
+    moments = quell.Rule().init(len(states), jnp.float64, num_leaves=len(jax.tree.leaves(params)))
+    state = quell.GradientState(moments, states)
+    _round_trip((params, state), path)
+    _round_trip(jax.tree.map(lambda leaf: _filled(leaf, rng), state), path)
+
+
+def test_the_law_sees_every_family_and_every_approximation():
+    seen = {how for name in catalogue.CASES for how in _allowed(catalogue.Case(name).problem)}
+    assert {family for _, family, _ in catalogue.CASES.values()} == set(catalogue.FAMILIES)
+    assert seen == set(catalogue.approximations(2))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_save_and_load_is_identity(family, optimizer, key, path):
-    chosen, variates = FAMILIES[family]
-    model = quell.Model(lambda z, x: -((x - z[0] - z[1]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2)
-    plan = _plan(key, model, chosen, variates=variates, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
+def test_save_and_load_of_a_snapshot_is_identity(optimizer, key, path):
+    plan = _plan(key, variates=STATEFUL, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
     num_variates = len(plan.algorithm.gradient.variates)
@@ -293,10 +320,7 @@ def test_save_and_load_is_identity(family, optimizer, key, path):
     before = Snapshot(plan, state, (tuple(pieces),), 1.5)
     before.save(path)
     after = Snapshot.load(path, plan)
-    assert jax.tree.structure(after.state) == jax.tree.structure(state)
-    for one, two in zip(jax.tree.leaves(after.state), jax.tree.leaves(state), strict=True):
-        assert jax.typeof(one) == jax.typeof(two)
-        assert plain_array(one).tobytes() == plain_array(two).tobytes()
+    _assert_same_bits(after.state, state)
     _assert_same(after.histories, before.histories)
     assert after.seconds == before.seconds
     if optimizer == "noisy":

@@ -9,6 +9,7 @@ import pytest
 
 import quell
 import tolerances
+from catalogue import ShiftedLogNormal
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
 from quell.fit import driver, loop, step
@@ -347,6 +348,15 @@ def test_mean_and_std_are_those_of_the_params(family, key):
     np.testing.assert_allclose(
         [result.std["a"], result.std["b"]], jnp.sqrt(jnp.diagonal(covariance)), **tolerances.EXACT
     )
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_moments_that_a_family_does_not_have_are_refused_with_a_way_out(name, key):
+    model = quell.Model(lambda z, x: -0.5 * (x - z[0] - z[1]) ** 2, quell.NormalPrior(), jnp.ones(3), 2)
+    result = quell.fit(model, ShiftedLogNormal(2), steps=2, variates=(), key=key)
+    with pytest.raises(ValueError, match=rf"`{name}` needs .* got ShiftedLogNormal.*; try `result.summary\(\)`"):
+        getattr(result, name)
+    assert result.summary().as_dict()
 
 
 @pytest.mark.parametrize(("optimizer", "needed"), [(0.1, r"`optimizer` must be an optax transformation, got 0\.1")])

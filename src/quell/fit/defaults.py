@@ -29,24 +29,18 @@ PRIOR_STRENGTH = 1e-3
 """`v0` of a fit that chooses its variates, in the natural metric, and N times `v0` otherwise: near the optimum of N
 data the gradient per datum has a squared norm of order 1/N, of which `v0` must stay a small part."""
 
-EXACT_KL = 100.0
-"""Trust-region radius (KL, in nats) of an exact fit: far enough for a start from far away, near enough to return."""
-
-EXACT_KL_PER_DATUM = 0.01
-"""The same per datum, where there are many: such a step moves predictors by 0.14 in root mean square, over the square
-root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
-
-EXACT_KL_PER_COORDINATE = 0.1
-"""The same per coordinate, where there are thousands: a step moves each by half its scale."""
+EXACT_KL, EXACT_KL_PER_DATUM, EXACT_KL_PER_COORDINATE = 100.0, 0.01, 0.1
+"""Trust-region radius (KL, in nats) of an exact fit, the largest of three. The first is far enough for a start from far
+away, and near enough to return. The second moves predictors by 0.14 in root mean square, over the square root of a
+datum's curvature: over moves below one a log-likelihood is near its quadratic. The third moves each coordinate by half
+its scale."""
 
 SECOND_ORDER_KL = 20.0
 """The same where Hessians are taken at latents."""
 
-ANNEALED_RATE = 0.3
-"""Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
-
-ANNEALED_SCALE_RATE = 0.5
-"""The rate of the scale there, over that of the location, because its gradient has more noise: optima are better."""
+ANNEALED_RATE, ANNEALED_SCALE_RATE = 0.3, 0.5
+"""Where there are many optima, the rate of steps falls from the first over the fit, however noisy they are. The rate of
+the scale is the second times that, because its gradient has more noise: optima are better."""
 
 WARM_UP_STEPS = 10
 """First steps of a fit that chooses its variates, which learn weights and do not move."""

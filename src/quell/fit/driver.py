@@ -197,7 +197,8 @@ class FitLoop:
     def _call_back(self, number: int) -> None:
         """Call the callback for a fit that has taken steps, and end it where that returns True."""
         options, recent = self.snapshot.plan.options, self.snapshot.pieces[number][-1]
-        if options.callback is None or not recent.num_steps:
+        callback = options.callback
+        if callback is None or not recent.num_steps:
             return
         progress = FitProgress(
             fit=number,
@@ -207,7 +208,7 @@ class FitLoop:
             recent=recent,
             seconds=self.seconds,
         )
-        if first_says(lambda: _is_true(options.callback(progress))):
+        if first_says(lambda: _is_true(callback(progress))):
             self.ended.setdefault(number, Status.STOPPED)
 
     def _member(self, tree: PyTree, number: int) -> PyTree:

@@ -3,10 +3,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 
 from quell.gradient import GradientInfo
 
@@ -33,10 +33,11 @@ class History(NamedTuple):
         return cls(none, none, none, np.zeros((0, num_weights)), dropped, np.zeros(0, bool))
 
     @classmethod
-    def from_info(cls, info: GradientInfo, skipped: Array) -> "History":
-        """The entry of one step, inside a compiled program; weights by leaf stand in one row."""
-        weights = info.weights.reshape(-1)
-        return cls(info.elbo, info.base_sq_norm, info.combined_sq_norm, weights, info.dropped, skipped)
+    def from_info(cls, info: GradientInfo, skipped: Any) -> "History":
+        """The entry of one step, of JAX's arrays; weights by leaf stand in one row."""
+        norms, weights = (info.base_sq_norm, info.combined_sq_norm), info.weights.reshape(-1)
+        entry: Any = (info.elbo, *norms, weights, info.dropped, skipped)
+        return cls(*entry)
 
     @classmethod
     def join(cls, pieces: Sequence["History"]) -> "History":

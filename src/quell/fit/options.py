@@ -4,7 +4,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar
 
 import equinox as eqx
 import optax
@@ -129,12 +129,6 @@ class FitOptions(eqx.Module):
                 f"`callback` must be a function of one argument, got {self.callback!r}; try "
                 "`callback=lambda progress: print(progress.step)`."
             )
-
-    @classmethod
-    def from_keywords(cls, **keywords: Unpack[FitKeywords]) -> "FitOptions":
-        """From the keyword arguments of `fit`; an iterator of variates is listed first, as no module can hold one."""
-        keywords["variates"] = _checked_variates(keywords.get("variates", "auto"))
-        return cls(**keywords)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -78,7 +78,8 @@ class FitPlan(eqx.Module):
         )
         start = init_loop(algorithm, params, averages=options.average_from is not None)
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
-        return cls(algorithm, policy, *place_state((key, start), options.mesh), options, choice, warm_start)
+        key, start = place_state((key, start), options.mesh)
+        return cls(algorithm, policy, key, start, options, choice, warm_start)
 
     @property
     def is_exact(self) -> bool:

@@ -81,8 +81,9 @@ class SweepPlan:
         check_key(key)
         check_count("num_seeds", num_seeds)
         rates = checked_rates(learning_rates)
-        common = FitOptions(variates=(), optimizer=with_rate_in_state(optimizer), **options)
-        sampler = common.sampler or default_sampler(problem.model, natural=is_natural(common.optimizer))
+        rated = with_rate_in_state(optimizer)
+        common = FitOptions(variates=(), optimizer=rated, **options)
+        sampler = common.sampler or default_sampler(problem.model, natural=is_natural(rated))
         plan = cls(problem, rates, named_subsets(subsets, problem, sampler), num_seeds, key, optimizer, common)
         for name in plan.subsets:
             plan.fit_plan(name)  # refuses what cannot be fitted before anything is

@@ -89,7 +89,13 @@ class Keeper:
         path = self.checkpoint.path
         _ = plan.fingerprint  # taken in all processes, since each sums over its own rows
         if not is_there(path):
-            first_does(lambda: self._write_first(path, first))
+            try:
+                first_does(lambda: self._write(path, first))
+            except OSError as error:
+                raise CheckpointError(
+                    f"The checkpoint must be a file in an existing folder, got {path} ({error.strerror}); try "
+                    "`quell.Checkpoint('fit.quell')`."
+                ) from error
             return first
         if not self.checkpoint.resume:
             raise CheckpointError(
@@ -102,11 +108,8 @@ class Keeper:
 
     def after_chunk(self, snapshot: Snapshot, *, step: int) -> None:
         """Write, if it is time."""
-        if self.checkpoint is None:
-            return
-        every, seconds = self.checkpoint.every_steps, self.checkpoint.seconds_between
-        by_steps = every is not None and step % every == 0
-        if by_steps or (seconds is not None and time.monotonic() - self.saved_at >= seconds):
+        seconds = time.monotonic() - self.saved_at
+        if self.checkpoint is not None and self.checkpoint.is_due(step=step, seconds=seconds):
             self.save(snapshot)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -135,15 +138,6 @@ class Keeper:
         if is_first():
             snapshot.save(path)
         self.saved, self.saved_at = snapshot, time.monotonic()
-
-    def _write_first(self, path: Path, snapshot: Snapshot) -> None:
-        try:
-            self._write(path, snapshot)
-        except OSError as error:
-            raise CheckpointError(
-                f"The checkpoint must be a file in an existing folder, got {path} ({error.strerror}); try "
-                "`quell.Checkpoint('fit.quell')`."
-            ) from error
 
 
 def _check_same_fit(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:

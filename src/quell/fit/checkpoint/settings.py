@@ -55,9 +55,9 @@ class Checkpoint(eqx.Module):
         if self.every_minutes is not None:
             check_positive("every_minutes", self.every_minutes)
 
-    @property
-    def seconds_between(self) -> float | None:
-        """Seconds between two checkpoints, where the clock decides."""
-        if self.every_minutes is None and self.every_steps is not None:
-            return None
-        return 60.0 * (self.every_minutes or 1.0)
+    def is_due(self, *, step: int, seconds: float) -> bool:
+        """Whether to write after a step, so many seconds after the last time."""
+        if self.every_steps is not None and step % self.every_steps == 0:
+            return True
+        minutes = self.every_minutes or (1.0 if self.every_steps is None else None)
+        return minutes is not None and seconds >= 60.0 * minutes
