@@ -28,6 +28,9 @@ from quell.fit.warm_start import run_warm_start
 from quell.gradient import Gradient
 from quell.models import AbstractModel
 
+ANNEALED = "sampled and annealed"
+"""The choice, in a fingerprint, of a fit whose Hessian-based gradients were too noisy."""
+
 
 class FitPlan(eqx.Module):
     """All that a fit will do.
@@ -118,14 +121,14 @@ class FitPlan(eqx.Module):
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint of these fits must have in common with them, as JSON."""
-        anneals = self.choice is not None and self.choice.anneals
+        kind = None if self.choice is None else ANNEALED if self.choice.anneals else self.choice.base
         optimizer = "given"
         if self.options.optimizer is None:
-            depends = anneals or not is_natural(self.algorithm.optimizer)
+            depends = kind == ANNEALED or not is_natural(self.algorithm.optimizer)
             optimizer = f"the default for {self.options.steps} steps" if depends else "default"
         return {
+            "choice": kind,
             "optimizer": optimizer,
-            "anneals": anneals,
             "rows of the warm start": self.warm_start,
             "averaged after step": None if self.start.average is None else int(self.policy.average_after),
         } | fingerprint(self.algorithm.gradient, self.key, self.start)

@@ -14,7 +14,7 @@ from quell.fit.checkpoint.file import CheckpointError, named, plain_array, read_
 from quell.fit.checkpoint.fingerprint import differences
 from quell.fit.checkpoint.settings import Checkpoint
 from quell.fit.history import History
-from quell.fit.plan import FitPlan
+from quell.fit.plan import ANNEALED, FitPlan
 from quell.fit.step import LoopState
 
 
@@ -58,7 +58,7 @@ class Snapshot(NamedTuple):
         if not is_there(path):
             raise CheckpointError(f"The checkpoint {path} must exist, got no such file; give the path of the fit.")
         header, arrays = read_contents(path)
-        if header["fingerprint"].get("anneals") and plan.checks_noise:
+        if header["fingerprint"]["choice"] == ANNEALED and plan.checks_noise:
             plan = plan.with_sampled_gradients()
         _check_same_fit(path, header["fingerprint"], plan.fingerprint)
         histories = [
