@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quell.variates.memory import largest_affordable
+from quell.variates.cost import largest_affordable
 from typer.testing import CliRunner
 
 import quell

@@ -27,7 +27,7 @@ _OFTEN = 0.01
 
 
 class Level(enum.Enum):
-    """How urgent a piece of advice is."""
+    """How urgent a piece of advice is, the most urgent first."""
 
     ACT = "do this"
     NOTE = "to know"
@@ -167,12 +167,6 @@ def advise_khat(khat: Khat) -> list[Advice]:
     level = Level.GOOD if khat.is_good else Level.ACT
     number = "" if not math.isfinite(khat.value) else f"k-hat {khat.value:.2f}: "
     return [Advice(level, number + (khat.advice if not number else khat.advice[0].lower() + khat.advice[1:]))]
-
-
-def most_urgent_first(advice: Sequence[Advice]) -> list[Advice]:
-    """What to do first, then what to know, then what is good."""
-    order = list(Level)
-    return sorted(advice, key=lambda one: order.index(one.level))
 
 
 def percent(share: float) -> str:

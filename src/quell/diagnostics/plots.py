@@ -19,6 +19,7 @@ _WIDTH, _HEIGHT = 4.2, 3.1
 _MOST_POINTS = 150
 _MOST_LINES, _MOST_BARS, _LONGEST_NAME = 6, 14, 26
 _BASE, _COMBINED, _REST = PALETTE[6], PALETTE[0], PALETTE[6]
+_STYLES = ("-", "--", ":", "-.")
 
 
 def plot_elbo(history: History, *, theme: str = "light") -> Any:
@@ -31,7 +32,7 @@ def plot_elbo(history: History, *, theme: str = "light") -> Any:
     Returns:
         A matplotlib figure.
     """
-    with _panels("ELBO over the steps", theme) as (figure, axes):
+    with _panels("ELBO over the steps", theme) as (figure, (axes,)):
         steps, values = _steps(history), history.taken.elbo
         if _is_empty(axes, steps):
             return figure
@@ -55,7 +56,7 @@ def plot_norms(history: History, *, theme: str = "light") -> Any:
     Returns:
         A matplotlib figure.
     """
-    with _panels("Squared norm of the gradient", theme) as (figure, axes):
+    with _panels("Squared norm of the gradient", theme) as (figure, (axes,)):
         steps, taken = _steps(history), history.taken
         if _is_empty(axes, steps):
             return figure
@@ -66,7 +67,7 @@ def plot_norms(history: History, *, theme: str = "light") -> Any:
             axes.plot(x, np.where(mean > 0, mean, np.nan), color=color, linestyle=style, linewidth=1.8, label=label)
         axes.set_yscale("log")
         _finish(axes, "step", "in the metric of the rule")
-        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+        _legend(figure)
     return figure
 
 
@@ -84,27 +85,23 @@ def plot_weights(
     Returns:
         A matplotlib figure.
     """
-    with _panels("Weights of the variates", theme, height=1.2 * _HEIGHT) as (figure, axes):
+    with _panels("Weights of the variates", theme, height=1.2 * _HEIGHT) as (figure, (axes,)):
         steps, weights = _steps(history), history.taken.weights
         if _is_empty(axes, steps if names else steps[:0]):
             return figure
         late = np.abs(weights[-max(1, len(steps) // 10) :]).mean(axis=0)
-        ranked: list[str] = [names[int(k)] for k in np.argsort(-late, kind="stable")]
-        wanted = ranked if shown is None else list(shown)
+        wanted = [names[k] for k in np.argsort(-late, kind="stable").tolist()] if shown is None else shown
         named = [name for name in wanted if name in names][:_MOST_LINES]
-        for name in names:
-            if name not in named:
-                axes.plot(
-                    *_binned(steps, weights[:, names.index(name)], np.mean), color=_REST, linewidth=0.7, alpha=0.6
-                )
-        styles = ("-", "--", ":", "-.")
-        for k, name in enumerate(named):
-            x, mean = _binned(steps, weights[:, names.index(name)], np.mean)
-            axes.plot(x, mean, color=PALETTE[k % 6], linestyle=styles[k % 4], linewidth=1.8, label=_short(name))
         axes.axhline(0.0, color=_REST, linewidth=0.8)
+        for name in [*(name for name in names if name not in named), *named]:
+            look: dict[str, Any] = {"color": _REST, "linewidth": 0.7, "alpha": 0.6}
+            if name in named:
+                k = named.index(name)
+                look = {"color": PALETTE[k], "linestyle": _STYLES[k % 4], "linewidth": 1.8, "label": _short(name)}
+            axes.plot(*_binned(steps, weights[:, names.index(name)], np.mean), **look)
         _finish(axes, "step", "weight")
         others = len(names) - len(named)
-        _legend(figure, axes, f"{others} other{'s' * (others > 1)} in grey" if others else None)
+        _legend(figure, f"{others} other{'s' * (others > 1)} in grey" if others else None)
     return figure
 
 
@@ -122,7 +119,6 @@ def plot_contributions(found: Contributions, *, theme: str = "light") -> Any:
     is_timed = any(np.isfinite(variate.cost) for variate in drawn)
     height = max(2.0, 1.2 + 0.27 * len(drawn))
     with _panels("", theme, columns=2 if is_timed else 1, height=height) as (figure, panels):
-        panels = np.atleast_1d(panels)
         if _is_empty(panels[0], drawn, "no variates"):
             return figure
         _draw_growths(panels[0], drawn)
@@ -148,8 +144,6 @@ def _draw_costs(axes: Any, drawn: Sequence[Contribution]) -> None:
     for place in np.flatnonzero(np.isnan(costs)):
         axes.text(0.0, place, " not measured", va="center", fontsize="x-small", color=_REST)
     axes.set_xlim(0.0, max(10.0, 1.15 * np.nanmax(costs)))
-    axes.set_yticks(np.arange(len(drawn)), [""] * len(drawn))
-    axes.invert_yaxis()
     _finish(axes, "% of a step", "", title="Time it takes", grid="x")
 
 
@@ -164,7 +158,7 @@ def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
         A matplotlib figure.
     """
     blocks = sorted(variance.blocks, key=lambda block: -np.nan_to_num(block.base.value))[:_MOST_BARS]
-    with _panels("Variance by block", theme, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, axes):
+    with _panels("Variance by block", theme, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, (axes,)):
         values = np.array([[block.base.value, block.combined.value] for block in blocks])
         errors = np.nan_to_num([[block.base.standard_error, block.combined.standard_error] for block in blocks])
         values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
@@ -179,25 +173,25 @@ def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
         axes.set_ylim(-0.6, len(blocks) - 0.4)
         _name_bars(axes, [block.name for block in blocks])
         _finish(axes, "for the ELBO per datum", "", grid="x")
-        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+        _legend(figure)
     return figure
 
 
 @contextlib.contextmanager
 def _panels(title: str, theme: str, *, columns: int = 1, height: float = _HEIGHT) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes in the colours of a theme; pyplot does not know it, so that it need not be closed."""
+    """A figure and its panels in the colours of a theme; pyplot does not know it, so that it need not be closed."""
     check_name("theme", theme, THEMES)
     check_matplotlib()
     from matplotlib.figure import Figure
 
     with in_theme(theme):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        panels = list(np.atleast_1d(figure.subplots(1, columns)))
+        panels = figure.subplots(1, columns, sharey=True, squeeze=False)[0]
         for axes in panels:
             axes.tick_params(which="both", colors=THEMES[theme][1])
         if title:
             figure.suptitle(title, fontsize="medium")
-        yield figure, panels[0] if columns == 1 else panels
+        yield figure, panels
 
 
 def _show_late_half(axes: Any, low: np.ndarray, high: np.ndarray) -> None:
@@ -215,8 +209,7 @@ def _finish(axes: Any, x: str, y: str, *, title: str = "", grid: str = "both") -
     axes.grid(alpha=0.25, axis=grid)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    if title:
-        axes.set_title(title, fontsize="medium")
+    axes.set_title(title, fontsize="medium")
 
 
 def _is_empty(axes: Any, content: Sequence[Any] | np.ndarray, text: str = "nothing to draw") -> bool:
@@ -263,11 +256,13 @@ def _name_bars(axes: Any, names: Sequence[str]) -> None:
     axes.invert_yaxis()
 
 
-def _legend(figure: Any, axes: Any, rest: str | None) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    columns = 3 if max(map(len, labels), default=0) < 12 else 2 if max(map(len, labels)) < 22 else 1
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small", title=rest)
-    legend.get_title().set_fontsize("small")
+def _legend(figure: Any, title: str | None = None) -> None:
+    """The labels below the panels, in as many columns as fit; dollar signs are no formulas."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    longest = max(map(len, labels), default=0)
+    columns = 3 if longest < 12 else 2 if longest < 22 else 1
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+    legend = figure.legend(handles, labels, fontsize="small", title=title, title_fontsize="small", **place)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
