@@ -32,30 +32,27 @@ class Likelihood(eqx.Module):
         call: the model.
         structure: of it.
         access: how rows are taken.
-        sliced: positions of the arrays with one row per datum.
+        sliced: names of the arrays with one row per datum.
     """
 
     call: Call
     structure: Structure = eqx.field(static=True)
     access: Access = eqx.field(static=True)
-    sliced: tuple[int, ...] = eqx.field(static=True, default=())
+    sliced: tuple[str, ...] = eqx.field(static=True, default=())
 
     def data(self) -> NumPyroData:
         """All rows."""
-        index = jnp.arange(self.structure.num_data)
-        if self.access is not Access.SLICED:
-            return NumPyroData({}, index)
-        arrays = {self.call.names[k]: self.call.arrays[k] for k in self.sliced}
-        return NumPyroData(arrays, index if self.structure.local else None)
+        needs_rows = self.access is not Access.SLICED or self.structure.local
+        row = jnp.arange(self.structure.num_data) if needs_rows else None
+        return NumPyroData({name: self.call.arrays[name] for name in self.sliced}, row)
 
     def __call__(self, latents: Mapping[str, Array], batch: NumPyroData) -> Float[Array, "datum"]:
         """One value per row of the batch."""
         structure, call = self.structure, self.call
         if self.access is Access.GATHERED:
             return structure.rows_of(call.trace(latents, Rows()))[batch.row]
-        if self.access is Access.INDEXED:
-            values = structure.rows_of(call.trace(latents, Rows(structure.plate, structure.dim, batch.row)))
-            return values * (values.shape[0] / structure.num_data)  # undo the scale of the subsampled plate
-        arrays = [batch.arrays.get(name, array) for name, array in zip(call.names, call.arrays, strict=True)]
-        rows = Rows(structure.plate, structure.dim, batch.row, is_sliced=True)
-        return structure.rows_of(call.trace(latents, rows, arrays))
+        is_sliced = self.access is Access.SLICED
+        rows = Rows(structure.plate, structure.dim, batch.row, is_sliced=is_sliced)
+        values = structure.rows_of(call.trace(latents, rows, batch.arrays))
+        # The scale of a subsampled plate is undone.
+        return values if is_sliced else values * (values.shape[0] / structure.num_data)

@@ -105,7 +105,7 @@ def from_numpyro(model: Callable[..., Any], /, *args: Any, plate: str | None = N
         >>> quell.from_numpyro(coin, jnp.array([1, 1, 0]))
         NumPyroModel(plate='tosses', num_data=3, dim=1)
     """
-    call = Call.of(model, args, kwargs)
+    call = Call(model, (args, kwargs))
     structure = first_structure(call, plate)
     check_joint(call, structure)
     return build(choose_access(call, structure))

@@ -3,7 +3,7 @@
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,19 +13,13 @@ from jaxtyping import Array, Float
 
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.structure import Structure
-from quell.adapters.numpyro.trace import Rows, Site, is_real
+from quell.adapters.numpyro.trace import Rows, Site, base_distribution
 from quell.core.program import live_equations, variables
+from quell.families import LocationScale
 from quell.models import AbstractPrior
 from quell.models.quadratic import DiagonalCurvature, Quadratic
 
 Latent = Float[Array, "latent"]
-
-
-class NormalMoments(NamedTuple):
-    """Mean and standard deviation of each coordinate of the flat latent."""
-
-    loc: Latent
-    scale: Latent
 
 
 class NumPyroPrior(AbstractPrior):
@@ -34,12 +28,12 @@ class NumPyroPrior(AbstractPrior):
     Args:
         call: the model.
         structure: of it.
-        moments: if all latents are independent normals.
+        moments: mean and standard deviation of each coordinate, if all latents are independent normals.
     """
 
     call: Call
     structure: Structure
-    moments: NormalMoments | None
+    moments: LocationScale | None
 
     def log_prob(self, z: Latent) -> Float[Array, ""]:
         return _log_prior(self.call, self.structure, z)  # pyright: ignore[reportCallIssue]
@@ -58,10 +52,10 @@ def _log_prior(call: Call, structure: Structure, z: Latent) -> Float[Array, ""]:
     return structure.rest_of(call.trace(structure.unravel(z), Rows()))
 
 
-def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:
+def normal_moments(call: Call, structure: Structure) -> LocationScale | None:
     """The prior's moments if all latents are independent normals; else `None`."""
 
-    def moments(z: Latent) -> list[NormalMoments | None]:
+    def moments(z: Latent) -> list[LocationScale | None]:
         sites = call.trace(structure.unravel(z), Rows()).sites
         return [_moments_of(sites[name]) for name in structure.names]
 
@@ -69,18 +63,15 @@ def normal_moments(call: Call, structure: Structure) -> NormalMoments | None:
     pieces = jax.jit(moments)(start)
     if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, start):
         return None
-    return jax.tree.map(lambda *leaves: jnp.concatenate([leaf.ravel() for leaf in leaves]), *pieces)
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
 
 
-def _moments_of(site: Site) -> NormalMoments | None:
-    base, shape = site["fn"], jnp.shape(site["value"])
-    while isinstance(base, dist.Independent | dist.ExpandedDistribution):
-        base = base.base_dist
+def _moments_of(site: Site) -> LocationScale | None:
+    base, shape = base_distribution(site["fn"]), jnp.shape(site["value"])
     is_scaled = site["scale"] is not None and not (isinstance(site["scale"], int | float) and site["scale"] == 1)
-    if not isinstance(base, dist.Normal) or not is_real(site["fn"].support) or is_scaled:
+    if not isinstance(base, dist.Normal) or is_scaled:
         return None
-    loc, scale = (jnp.broadcast_to(jnp.asarray(moment), shape) for moment in (base.loc, base.scale))
-    return NormalMoments(loc, scale)
+    return LocationScale(*(jnp.broadcast_to(jnp.asarray(moment), shape).ravel() for moment in (base.loc, base.scale)))
 
 
 def _depends(function: Any, z: Latent) -> bool:

@@ -53,11 +53,6 @@ class Structure:
         """Length of the flat latent."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    @property
-    def all_sites(self) -> tuple[str, ...]:
-        """Names of latents, data and other observations."""
-        return self.names + self.data_sites + self.other_sites
-
     def unravel(self, z: Float[Array, "latent"]) -> dict[str, Float[Array, "..."]]:
         """Unconstrained values by site name."""
         values, start = {}, 0
