@@ -58,8 +58,9 @@ class RowReader:
 
     def _read(self, request: _Request) -> Leaves:
         rows, shape = request
-        is_block = isinstance(rows, range)
-        found = [file.read(rows.start, len(rows)) if is_block else file.take(rows) for file in self.files]
+        found = [
+            file.read(rows.start, len(rows)) if isinstance(rows, range) else file.take(rows) for file in self.files
+        ]
         return tuple(
             array.astype(dtype, copy=False).reshape(*shape, *array.shape[1:])
             for array, dtype in zip(found, self.dtypes, strict=True)

@@ -2,6 +2,7 @@
 """Samples of the fitted distribution with their densities under p and q, over all data in bounded memory."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
     prior, log_q = jax.device_get(_prior_and_q(problem, params, latents))
     log_p = prior.astype(np.float64)
     for _, rows in row_blocks(problem.model.data, DATA_CHUNK):
-        log_p += np.asarray(_total_likelihoods(problem.model, rows, latents))
+        log_p += np.asarray(_likelihoods(jnp.sum, problem.model, rows, latents))
     size = np.nan_to_num(np.maximum(np.abs(log_p), np.abs(log_q)), posinf=0.0).max()
     return ScoredSample(latents, log_p, log_q.astype(np.float64), float(8 * np.finfo(log_q.dtype).eps * size))
 
@@ -67,7 +68,7 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
 def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[np.ndarray, "sample datum"]:
     """Log-likelihood of each datum at each sample, in memory; data on disk are read in blocks."""
     blocks = row_blocks(model.data, model.num_data)
-    return np.concatenate([np.asarray(_likelihoods(model, rows, latents)) for _, rows in blocks], axis=1)
+    return np.concatenate([np.asarray(_likelihoods(jnp.asarray, model, rows, latents)) for _, rows in blocks], axis=1)
 
 
 @quick_jit
@@ -80,16 +81,12 @@ def _prior_and_q(problem: Problem, params: PyTree, latents: Float[Array, "sample
 
 @quick_jit
 def _likelihoods(
-    model: AbstractModel, rows: PyTree, latents: Float[Array, "sample latent"]
-) -> Float[Array, "sample datum"]:
-    return jax.lax.map(lambda z: model.log_likelihood(z, rows), latents, batch_size=_batch_size(latents, num_rows(rows)))
+    reduce: Callable[[Array], Array], model: AbstractModel, rows: PyTree, latents: Float[Array, "sample latent"]
+) -> Float[Array, "sample *datum"]:
+    def one(z: Float[Array, "latent"]) -> Float[Array, "*datum"]:
+        return reduce(model.log_likelihood(z, rows))
 
-
-@quick_jit
-def _total_likelihoods(
-    model: AbstractModel, rows: PyTree, latents: Float[Array, "sample latent"]
-) -> Float[Array, "sample"]:
-    return jax.lax.map(lambda z: jnp.sum(model.log_likelihood(z, rows)), latents, batch_size=_batch_size(latents, num_rows(rows)))
+    return jax.lax.map(one, latents, batch_size=_batch_size(latents, num_rows(rows)))
 
 
 def _batch_size(latents: Float[Array, "sample latent"], num_data: int) -> int:

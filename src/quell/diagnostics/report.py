@@ -39,18 +39,10 @@ _DPI = 150
 
 
 def write_report(path: Path, fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Path:
-    """Write one self-contained HTML page about a fit.
+    """Write one self-contained HTML page about a fit; `FitResult.report` documents it.
 
-    Args:
-        path: of the page.
-        fit: with any status.
-        key: for the draws behind the numbers.
-        seconds: after which no more costs of variates are measured, the least useful ones coming first.
-
-    Returns:
-        The path.
-
-    Cost: a few seconds, and one more compilation of the step per variate. Large models get fewer draws.
+    Cost: a few seconds, and one more compilation of the step per variate, the least useful ones first. Large models get
+    fewer draws.
     """
     check_key(key)
     check_positive("seconds", seconds)

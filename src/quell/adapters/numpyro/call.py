@@ -57,11 +57,11 @@ class Call(eqx.Module):
 
     def potential_energy(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
         """Minus the unconstrained log joint density, as NumPyro computes it."""
-        seeded = handlers.seed(Plates(self.model, Rows()), rng_seed=0)
-        return jnp.asarray(potential_energy(seeded, *self._inputs({}), dict(latents)))
+        seeded, (args, kwargs) = handlers.seed(Plates(self.model, Rows()), rng_seed=0), self._inputs({})
+        return jnp.asarray(potential_energy(seeded, args, kwargs, dict(latents)))
 
     def _inputs(self, arrays: Mapping[str, Array]) -> Any:
-        given = self.arrays | arrays
+        given = {**self.arrays, **arrays}
         leaves = [given[leaf.name] if isinstance(leaf, _ArrayNamed) else leaf for leaf in self.leaves]
         return jax.tree.unflatten(self.treedef, leaves)
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from quell.adapters.numpyro.addends import Likelihood, NumPyroData
 from quell.adapters.numpyro.call import Call
-from quell.adapters.numpyro.likelihood import Likelihood, NumPyroData
 from quell.adapters.numpyro.structure import Access, Structure, read_structure
 from quell.adapters.numpyro.trace import Rows, log_prob, plate_dims
 from quell.core.compilation import quick_jit

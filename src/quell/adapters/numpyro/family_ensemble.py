@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 from numpyro.infer import autoguide
 
+from quell.adapters.numpyro.addends import Likelihood
 from quell.adapters.numpyro.call import Call, Inputs
 from quell.adapters.numpyro.checks import first_structure
-from quell.adapters.numpyro.likelihood import Likelihood
 from quell.adapters.numpyro.model import NumPyroModel, build
 from quell.adapters.numpyro.structure import Access, Structure
 from quell.approximations import AnchoredQuadratic

@@ -8,10 +8,9 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
+from quell.adapters.numpyro.addends import Likelihood, NumPyroPrior, normal_moments
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.checks import check_joint, choose_access, first_structure
-from quell.adapters.numpyro.likelihood import Likelihood
-from quell.adapters.numpyro.prior import NumPyroPrior, normal_moments
 from quell.adapters.numpyro.structure import Access, Structure
 from quell.adapters.numpyro.trace import Rows
 from quell.models import AbstractDataExpansion, AbstractModel, AbstractPrior, FunctionDataExpansion

@@ -61,9 +61,9 @@ class Plates(Messenger):
         self.sizes[msg["name"]] = size, _ = msg["args"]
         if self.rows.as_written:
             return
-        is_chosen = msg["name"] == self.rows.plate and not self.rows.is_sliced and self.rows.index is not None
-        msg["value"] = self.rows.index if is_chosen else jnp.arange(size)
-        msg["args"] = (size, msg["value"].shape[0])
+        index = self.rows.index if msg["name"] == self.rows.plate and not self.rows.is_sliced else None
+        rows = jnp.arange(size) if index is None else index
+        msg["value"], msg["args"] = rows, (size, rows.shape[0])
 
     def postprocess_message(self, msg: Site) -> None:
         """Reorder the rows of a plate that has as many rows as it subsamples, which NumPyro leaves in their order."""

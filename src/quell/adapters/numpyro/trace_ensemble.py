@@ -83,7 +83,7 @@ class TraceEnsemble:
 
         keys = jax.random.split(key, self.num_particles)
         grads, (elbos, num_data) = jax.vmap(jax.jacrev(values, has_aux=True), (None, 0))(flat, keys)
-        blocks = jnp.split(grads, self._ends(params), axis=-1)
+        blocks = jnp.split(grads, list(itertools.accumulate(self._sizes(params)))[:-1], axis=-1)
         joints = [jnp.einsum("rip,rjp->ij", block, block) for block in blocks]
         joint = (jnp.stack(joints) if self.rule.by_leaf else joints[0]) / (self.num_particles * num_data[0] ** 2)
         keep = jnp.all(jnp.atleast_2d(finite_rows(joint)), axis=0)[1:]
@@ -116,15 +116,14 @@ class TraceEnsemble:
         return -jnp.mean(jax.vmap(value)(jax.random.split(key, self.num_particles)))
 
     def _weights(self, params: Params, state: MomentState) -> Float[Array, "*leaf variate"]:
-        sizes = [jnp.size(params[name]) for name in sorted(params)]
-        num_params = sizes if self.rule.by_leaf else sum(sizes)
+        sizes = self._sizes(params)
+        num_params = sizes if self.rule.by_leaf else sizes[0]
         return self.rule.weights(state, num_units=self.num_particles, num_params=num_params)
 
-    def _ends(self, params: Params) -> list[int]:
-        """Where the flat gradient is split: after each parameter, or nowhere."""
-        if not self.rule.by_leaf:
-            return []
-        return list(itertools.accumulate(jnp.size(params[name]) for name in sorted(params)))[:-1]
+    def _sizes(self, params: Params) -> list[int]:
+        """Lengths of the parts of the flat gradient that have weights of their own."""
+        sizes = [jnp.size(params[name]) for name in sorted(params)]
+        return sizes if self.rule.by_leaf else [sum(sizes)]
 
 
 class Particle:

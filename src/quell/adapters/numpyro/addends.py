@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prior of a NumPyro model: everything that does not belong to a row of the data."""
+"""The addends of a NumPyro model's log density: the likelihood, row by row, and the prior, which is everything else."""
 
 import functools
 import itertools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from quell.adapters.numpyro.call import Call
-from quell.adapters.numpyro.structure import Structure
+from quell.adapters.numpyro.structure import Access, Structure
 from quell.adapters.numpyro.trace import Rows, Site, base_distribution
 from quell.core.program import live_equations, variables
 from quell.families import LocationScale
@@ -20,6 +21,51 @@ from quell.models import AbstractPrior
 from quell.models.quadratic import DiagonalCurvature, Quadratic
 
 Latent = Float[Array, "latent"]
+
+
+class NumPyroData(NamedTuple):
+    """The data that minibatches are taken from.
+
+    Attributes:
+        arrays: the arguments with one row per datum, by name.
+        row: row numbers, if the model needs them.
+    """
+
+    arrays: dict[str, Array]
+    row: Int[Array, "datum"] | None
+
+
+class Likelihood(eqx.Module):
+    """Log-likelihood of a minibatch, by the way of access that the model allows.
+
+    Args:
+        call: the model.
+        structure: of it.
+        access: how rows are taken.
+        sliced: names of the arrays with one row per datum.
+    """
+
+    call: Call
+    structure: Structure = eqx.field(static=True)
+    access: Access = eqx.field(static=True)
+    sliced: tuple[str, ...] = eqx.field(static=True, default=())
+
+    def data(self) -> NumPyroData:
+        """All rows."""
+        needs_rows = self.access is not Access.SLICED or self.structure.local
+        row = jnp.arange(self.structure.num_data) if needs_rows else None
+        return NumPyroData({name: self.call.arrays[name] for name in self.sliced}, row)
+
+    def __call__(self, latents: Mapping[str, Array], batch: NumPyroData) -> Float[Array, "datum"]:
+        """One value per row of the batch."""
+        structure, call = self.structure, self.call
+        if self.access is Access.GATHERED:
+            return structure.rows_of(call.trace(latents, Rows()))[batch.row]
+        is_sliced = self.access is Access.SLICED
+        rows = Rows(structure.plate, structure.dim, batch.row, is_sliced=is_sliced)
+        values = structure.rows_of(call.trace(latents, rows, batch.arrays))
+        # The scale of a subsampled plate is undone.
+        return values if is_sliced else values * (values.shape[0] / structure.num_data)
 
 
 class NumPyroPrior(AbstractPrior):
