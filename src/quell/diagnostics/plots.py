@@ -171,6 +171,7 @@ def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
             axes.errorbar(x, places, xerr=error, fmt=marker, color=color, markersize=7, capsize=3, label=label)
         axes.set_xscale("log")
         axes.set_ylim(-0.6, len(blocks) - 0.4)
+        _plain_log_ticks(axes)
         _name_bars(axes, [block.name for block in blocks])
         _finish(axes, "for the ELBO per datum", "", grid="x")
         _legend(figure)
@@ -271,9 +272,9 @@ def _plain_log_ticks(axes: Any) -> None:
     """Few ticks, written as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    high = axes.get_xlim()[1]
-    locator = LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0) if high < 8 else (1.0, 3.0) if high < 50 else (1.0,))
-    axes.xaxis.set_major_locator(locator)
+    low, high = axes.get_xlim()
+    subs = (1.0, 1.5, 2.0, 3.0, 5.0) if high < 8 * low else (1.0, 3.0) if high < 50 * low else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 
