@@ -40,18 +40,7 @@ def falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """The options of `quell fit` that determine a fit.
-
-    Attributes:
-        model: `FILE.py` or `FILE.py:NAME`.
-        data: path of a data file.
-        family: one of `FAMILIES`.
-        steps: largest number of steps.
-        seed: of all draws.
-        learning_rate: initial rate of Adam with cosine decay; `None` for natural gradients.
-        batch_size: data per minibatch; `None` for the default.
-        variates: `auto`, `default`, `none`, a subset of the paper, or names separated by commas.
-    """
+    """The options of `quell fit` that determine a fit; the command's help says what they mean."""
 
     model: str
     data: str | None = None

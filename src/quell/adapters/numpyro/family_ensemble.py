@@ -65,16 +65,7 @@ def _family(guide: Any, structure: Structure) -> tuple[AbstractFamily, Callable[
 
 @dataclasses.dataclass(frozen=True)
 class FamilyEnsemble:
-    """The combined gradient of a guide that is a quell family, for the arguments of each step.
-
-    Attributes:
-        model: with NumPyro primitives.
-        guide: for which `knows` is true.
-        variates: of the ensemble; `None` for the default.
-        num_particles: replicates per step.
-        rule: how the weights are learned.
-        same_data: whether all steps have the same arguments.
-    """
+    """The combined gradient of a guide for which `knows` is true; `EnsembleELBO` documents the settings."""
 
     model: Callable[..., Any]
     guide: Any

@@ -37,12 +37,6 @@ class TraceEnsemble:
       Kullback-Leibler divergence, if NumPyro has it and model and guide have their sites in the same order.
     - `entropy(site)`: the same for \(\log q\) alone, if NumPyro has the entropy but not the divergence.
 
-    Attributes:
-        model: with NumPyro primitives.
-        guide: with NumPyro primitives.
-        num_particles: per step.
-        rule: how the weights are learned.
-
     Bias: none.
     Cost: one backward pass through the densities of the sites per variate.
 
