@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import quell
-from exact import Rule, enumeration, gauss_hermite, gaussian_plane, half_line, unit_interval
+from exact import Rule, enumeration, exact_draw, gauss_hermite, gaussian_plane, half_line, unit_interval
 from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
 from quell.estimators import AbstractEstimator
 from quell.evaluation import Evaluation
@@ -184,11 +184,32 @@ FAMILIES: dict[str, FamilyEntry] = {
     "gamma": _gamma(),
     "beta": _beta(),
     "bernoulli": _discrete(quell.Bernoulli(2), jnp.array([0.4, -1.1])),
+    "two categories": _discrete(quell.Categorical(1, 2), jnp.array([[0.3, -0.8]])),
     "categorical": _discrete(quell.Categorical(1, 3), jnp.array([[0.3, -0.8, 0.9]])),
     "blocks": _product({"plain": quell.MeanField(1, init_scale=0.7), "pair": quell.FullRank(2, init_scale=0.5)}),
     "mixed blocks": _product({"weight": quell.MeanField(1, init_scale=0.7), "switch": quell.Bernoulli(2)}),
     "sampling and density": _shifted_log_normal(),
 }
+
+
+def problem(model: str, family: str) -> quell.Problem:
+    """A model of the catalogue with a family of it."""
+    return quell.Problem(MODELS[model], FAMILIES[family].family)
+
+
+def at_nodes(model: str, family: str, size: int | None = None) -> tuple[Evaluation, jax.Array]:
+    """Their exact draw with minibatches of a size, and the probability of each replicate."""
+    draw, mass = exact_draw(FAMILIES[family].noise, MODELS[model].num_data, size)
+    return Evaluation(problem(model, family), FAMILIES[family].params, draw), mass
+
+
+def at_random(model: str, family: str, num: int = 3, size: int | None = 2) -> Evaluation:
+    """A draw of a few replicates for them."""
+    draw = quell.Sampler(num, size).draw(
+        jax.random.key(3), FAMILIES[family].family, MODELS[model].num_data, jnp.float64
+    )
+    return Evaluation(problem(model, family), FAMILIES[family].params, draw)
+
 
 CASES: dict[str, tuple[str, str, int | None]] = {
     f"{model}, {family}, {'all data' if size is None else f'minibatch of {size}'}": (model, family, size)
