@@ -8,7 +8,7 @@ and one of the latent. To add a class, add a line.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -122,9 +122,11 @@ def _gaussian(family: AbstractFamily, params: Any, num: int = 20) -> FamilyEntry
     return FamilyEntry(family, params, noise, gaussian_plane(np.asarray(family.mean(params)), covariance, num))
 
 
-def _location_scale(family: AbstractFamily) -> FamilyEntry:
+def _location_scale(family: Any) -> FamilyEntry:
+    """Where the scale is stored as it is, one of its diagonal's entries is negative."""
     params = family.init(dtype=jnp.float64)
-    by_diagonal, by_matrix = jnp.array([-0.3, -0.2]), jnp.array([[-0.3, 0.0], [0.25, -0.2]])
+    by_diagonal = jnp.array([-0.3, -0.2 if family.log_scale else -1.8])
+    by_matrix = jnp.diag(by_diagonal).at[1, 0].set(0.25)
     scale = params.scale + (by_diagonal if params.scale.ndim == 1 else by_matrix)
     return _gaussian(family, quell.LocationScale(params.loc + jnp.array([0.3, -0.2]), scale))
 
@@ -269,8 +271,9 @@ ESTIMATORS: dict[str, AbstractEstimator] = {
     )
 }
 
-BASIC = [name for name in ESTIMATORS if name in ("rp", "rp[all]", "sf", "cf", "cf[all]")]
-"""What approximated terms are estimated with in the quick form of a law: estimators never know the approximation."""
+BASIC = {"data": ("rp", "rp[all]", "sf", "cf", "cf[all]"), "prior": ("rp", "sf", "cf")}
+"""What approximated terms are estimated with in the quick form of a law: estimators never know the approximation, so
+that one for values, one for gradients and one for closed forms is enough, on the minibatch and on all data."""
 
 
 def network(dim: int, seed: int = 0) -> eqx.nn.MLP:
@@ -322,14 +325,22 @@ class Case:
     def problem(self) -> quell.Problem:
         return quell.Problem(MODELS[CASES[self.name][0]], self.entry.family)
 
-    def state(self, approximation: AbstractApproximation, term: AbstractTerm) -> Any:
-        """What an approximation keeps after a step at other parameters."""
+    def refreshed(self, learns: bool, update: Callable[..., Any], state: Any) -> Any:
+        """What is kept after two steps at other parameters; of what learns by the variance, the start."""
         problem = self.problem
         params = jax.tree.map(lambda leaf: leaf - 0.1, self.entry.params)
-        if approximation.learns:
-            return approximation.init(problem)
-        draw = quell.Sampler(2, 2).draw(jax.random.key(0), problem.family, problem.model.num_data, jnp.float64)
-        return approximation.update(term, Evaluation(problem, params, draw), approximation.init(problem), None)
+
+        def step(number: Any, state: Any) -> Any:
+            key = jax.random.fold_in(jax.random.key(0), number)
+            draw = quell.Sampler(2, 2).draw(key, problem.family, problem.model.num_data, jnp.float64)
+            return update(Evaluation(problem, params, draw), state, None)
+
+        return state if learns or state is None else jax.lax.fori_loop(0, 2, step, state)
+
+    def state(self, approximation: AbstractApproximation, term: AbstractTerm) -> Any:
+        """What an approximation keeps after two steps."""
+        update = functools.partial(approximation.update, term)
+        return self.refreshed(approximation.learns, update, approximation.init(self.problem))
 
     def approximated(self, *names: str) -> Iterator[tuple[str, AbstractTerm]]:
         """Every approximation of some terms that the problem allows."""
@@ -351,11 +362,11 @@ class Case:
             everything: of approximated terms all of them with every estimator, not only data and prior with the basic
                 ones.
         """
-        names, estimators = (TERMS, ESTIMATORS) if everything else (("data", "prior"), BASIC)
+        chosen = dict.fromkeys(TERMS, tuple(ESTIMATORS)) if everything else BASIC
         approximated = [
             (name, term, ESTIMATORS[one])
-            for name, term in self.approximated(*names)
-            for one in estimators
+            for name, term in self.approximated(*chosen)
+            for one in chosen[name.rpartition(" of ")[2]]
             if ESTIMATORS[one].refuses(self.problem, term) is None
         ]
         return [*self.plain_pairs(), *approximated]

@@ -234,15 +234,6 @@ def test_an_infinite_product_of_two_variates_does_not_stay():
     assert bool(jnp.all(jnp.isfinite(rule.weights(state, num_units=1, num_params=3))))
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("gram", "cross", "strength"), [(jnp.eye(2), jnp.zeros(3), 1.0), (jnp.eye(2), jnp.zeros(2), 0.0)]
-)
-def test_a_prior_that_is_none_is_explained(gram, cross, strength):
-    with pytest.raises(ValueError, match=r"was needed|were needed"):
-        NormalWishart(gram, cross, strength)
-
-
 @pytest.mark.parametrize("num", [1, 2, 3])
 def test_the_quick_solve_is_the_least_norm_solution(num):
     """Where the matrix is regular both are the one solution; a zero prior and an exact copy leave only the second."""
