@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 import quell
-from quell.fit.checkpoint_file import read_contents
+from quell.fit.checkpoint.file import read_contents
 
 EVERY = 5
 

@@ -110,11 +110,11 @@ def check_what_does_not_divide_is_refused():
 
 def check_a_warm_start_is_the_same():
     """On a random subset of the rows, which is gathered; with a lower bound for what counts as many data."""
-    rng, usual = np.random.default_rng(2), warm_start.FEWEST
+    rng, usual = np.random.default_rng(2), warm_start.LEAST_NUMBERS
     model = quell.logistic_regression(rng.normal(size=(4096, 3)), rng.integers(0, 2, size=4096))
-    warm_start.FEWEST = 1
+    warm_start.LEAST_NUMBERS = 1
     spread, alone = (quell.fit(model, quell.FullRank(3), mesh=mesh, key=jax.random.key(0)) for mesh in ("all", None))
-    warm_start.FEWEST = usual
+    warm_start.LEAST_NUMBERS = usual
     assert "random data" in spread.choice.reason
     np.testing.assert_allclose(np.asarray(spread.params.loc), alone.params.loc, rtol=1e-4, atol=1e-6)
 

@@ -17,15 +17,13 @@ import pytest
 
 import quell
 from quell import CheckpointError, ControlVariate, Status
-from quell.fit import Choice, automatic, checkpoint_file, driver, loop
-from quell.fit import checkpoint as checkpoint_module
-from quell.fit import snapshot as reached
-from quell.fit.automatic import Tuner
-from quell.fit.fingerprint import named, plain_array
+from quell.fit import driver, loop, method
+from quell.fit.checkpoint import Snapshot
+from quell.fit.checkpoint import file as checkpoint_file
+from quell.fit.checkpoint import keeper as checkpoint_keeper
+from quell.fit.checkpoint.fingerprint import named, plain_array
 from quell.fit.history import History
-from quell.fit.plan import FitOptions
-from quell.fit.scout import Scout
-from quell.fit.snapshot import Snapshot, load_snapshot, save_snapshot
+from quell.fit.plan import FitPlan
 from quell.terms import elbo
 
 FEATURES, TARGETS = np.array([[1.0, 0.5], [1.0, -1.0], [1.0, 2.0]]), [0.3, -0.6, 1.4]
@@ -54,6 +52,10 @@ def _assert_same(one, other):
 
 def _all(result):
     return result.params, result.state, result.history
+
+
+def _plan(key, model=MODEL, family=FAMILY, **options):
+    return FitPlan.of(quell.FitOptions(**options), model, family, key)
 
 
 class _Killed(BaseException):
@@ -124,35 +126,37 @@ def test_twenty_kills_leave_whole_checkpoints_and_the_same_fit():
     assert "all checkpoints were whole; the same bit for bit" in done.stdout
 
 
-def test_checkpoints_are_written_on_a_grid_of_steps(key, path, monkeypatch):
-    steps = []
-    write = checkpoint_module.save_snapshot
+@pytest.fixture
+def steps_written(monkeypatch):
+    """The step of each checkpoint, as it is written."""
+    steps, write = [], checkpoint_file.write_contents
 
-    def seen(to, reached, *rest):
-        steps.append(int(reached.state.step))
-        write(to, reached, *rest)
+    def seen(path, header, arrays):
+        steps.append(header["step"])
+        write(path, header, arrays)
 
-    monkeypatch.setattr(checkpoint_module, "save_snapshot", seen)
+    monkeypatch.setattr(checkpoint_file, "write_contents", seen)
+    return steps
+
+
+def test_checkpoints_are_written_on_a_grid_of_steps(key, path, steps_written):
     _fit(key, quell.Checkpoint(path, every_steps=40))
-    assert steps == [0, 40, 80, 90]
+    assert steps_written == [0, 40, 80, 90]
 
 
-def test_checkpoints_are_written_by_the_clock(key, path, monkeypatch):
-    now, steps = [0.0], []
+def test_checkpoints_are_written_by_the_clock(key, path, monkeypatch, steps_written):
+    now = [0.0]
 
     def monotonic():
         now[0] += 40.0
         return now[0]
 
-    monkeypatch.setattr(checkpoint_module, "time", type("Clock", (), {"monotonic": staticmethod(monotonic)}))
-    monkeypatch.setattr(
-        checkpoint_module, "save_snapshot", lambda to, reached, *_: steps.append(int(reached.state.step))
-    )
+    monkeypatch.setattr(checkpoint_keeper, "time", type("Clock", (), {"monotonic": staticmethod(monotonic)}))
     monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
     _fit(key, quell.Checkpoint(path, every_minutes=1.5))
-    assert steps[0] == 0
-    assert steps[-1] == 90
-    assert 3 <= len(steps) <= 4
+    assert steps_written[0] == 0
+    assert steps_written[-1] == 90
+    assert 3 <= len(steps_written) <= 4
 
 
 def test_a_finished_fit_is_read_and_not_run_again(key, path, monkeypatch):
@@ -210,51 +214,40 @@ def test_fits_that_stand_at_different_steps_go_on_without_a_gap(key, path):
 # What was chosen automatically
 
 
+COSH = quell.Model(lambda z, x: -jnp.cosh(x - z[0] - z[1]), quell.NormalPrior(), jnp.arange(3.0), 2)
+NATURAL = quell.natural_gradient(quell.Problem(COSH, FAMILY), 0.1)
+
+
 def _choosing(key, checkpoint=None, **options):
-    """A model without closed forms, so that there is something to choose."""
-    model = quell.Model(lambda z, x: -jnp.cosh(x - z[0] - z[1]), quell.NormalPrior(), jnp.arange(3.0), 2)
-    defaults = {"steps": 40, "checkpoint": checkpoint, "optimizer": ADAM}
-    return quell.fit(model, FAMILY, key=key, **(defaults | options))
+    """A model without closed forms: Hessians at first."""
+    return quell.fit(COSH, FAMILY, key=key, **({"steps": 40, "checkpoint": checkpoint} | options))
 
 
-@pytest.mark.slow
-def test_a_choice_is_kept_and_not_made_again(key, path, monkeypatch):
-    """It was made by a trial after ten steps; the next one would come after forty, where the fit ends at first."""
-    monkeypatch.setattr(driver, "FIRST_RETUNED", 10)
-    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
+def test_a_choice_is_kept_in_the_file_and_not_made_again(key, path, monkeypatch):
     whole = _choosing(key, quell.Checkpoint(path))
-    assert whole.choice.trials
-    monkeypatch.setattr(Scout, "look", pytest.fail)
+    assert whole.choice.base == "second order"
+    assert checkpoint_file.read_contents(path).header["choice"]["base"] == "second order"
+    monkeypatch.setattr(method.Method, "first_choice", pytest.fail)
     longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
-    assert longer.choice.spec() == whole.choice.spec()
-    assert longer.gradient.active == whole.gradient.active
-    assert longer.gradient.sampler == whole.gradient.sampler
+    assert longer.choice == whole.choice
     assert longer.history.num_steps == 60
     _assert_same(whole.history, jax.tree.map(lambda values: values[:40], longer.history))
 
 
-def test_a_choice_that_was_changed_on_the_way_is_resumed(key, path, monkeypatch):
-    """With more samples from the tenth step on: the checkpoint belongs to the gradient that wrote it."""
-
-    def changed(tuner, params, state, choice):
-        if choice.samples == 8:
-            return None
-        other = Choice("sampled", tuple(not used for used in choice.active), 8, "Made up.")
-        return tuner.restore(other)._replace(state=state)
-
-    monkeypatch.setattr(driver, "FIRST_RETUNED", 10)
-    monkeypatch.setattr(driver, "WORTHWHILE", 0.0)
-    monkeypatch.setattr(Tuner, "again", changed)
-    monkeypatch.setattr(automatic, "SAMPLES", (1,))
-    whole = _choosing(key, quell.Checkpoint(path))
-    assert whole.choice.reason == "Made up."
-    assert whole.gradient.sampler.num_replicates == 8 * 4
-    weights = whole.history.weights
-    assert ((weights[5:10] != 0).any(axis=0) == ~(weights[12:] != 0).any(axis=0)).all()
-    longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
-    assert longer.choice.spec() == whole.choice.spec()
-    assert longer.gradient.sampler.num_replicates == 8 * 4
-    _assert_same(whole.history, jax.tree.map(lambda values: values[:40], longer.history))
+def test_a_choice_that_changed_on_the_way_is_resumed(key, path, monkeypatch):
+    """Sampled gradients after the noise check: the checkpoint belongs to the gradient that wrote it."""
+    monkeypatch.setattr(method, "MOST_NOISE", 0.0)
+    whole = _choosing(key, optimizer=NATURAL)
+    assert whole.choice.base == "sampled"
+    assert whole.history.weights[:24].shape == (24, 1)
+    assert not whole.history.weights[:24].any()
+    assert whole.history.weights[26:].any()
+    stop = lambda progress: progress.step >= 30  # noqa: E731
+    part = _choosing(key, quell.Checkpoint(path, every_steps=10), callback=stop, optimizer=NATURAL)
+    assert part.status is Status.STOPPED
+    resumed = _choosing(key, quell.Checkpoint(path, resume=True), optimizer=NATURAL)
+    assert resumed.choice == whole.choice
+    _assert_same(_all(resumed), _all(whole))
 
 
 # The file
@@ -289,8 +282,7 @@ def _filled(leaf, rng):
 def test_save_and_load_is_identity(family, optimizer, key, path):
     chosen, variates = FAMILIES[family]
     model = quell.Model(lambda z, x: -((x - z[0] - z[1]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2)
-    options = FitOptions(variates=variates, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
-    plan = options.plan(model, chosen, key)
+    plan = _plan(key, model, chosen, variates=variates, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
     num_variates = len(plan.algorithm.gradient.variates)
@@ -300,8 +292,8 @@ def test_save_and_load_is_identity(family, optimizer, key, path):
         weights = rng.normal(size=(num, num_variates))
         pieces.append(History(*rows, weights, weights > 0, rows[0] > 0))
     before = Snapshot(state, (tuple(pieces),), 1.5)
-    save_snapshot(path, before, plan.fingerprint())
-    after = load_snapshot(path, plan.start, plan.fingerprint())
+    before.save(path, plan.fingerprint())
+    after = Snapshot.load(path, plan.start, plan.fingerprint())
     assert jax.tree.structure(after.state) == jax.tree.structure(state)
     for one, two in zip(jax.tree.leaves(after.state), jax.tree.leaves(state), strict=True):
         assert jax.typeof(one) == jax.typeof(two)
@@ -321,7 +313,7 @@ def test_there_is_no_pickle_and_everything_has_a_name(key, path):
     assert contents.header["quell"] == quell.__version__
     assert contents.header["jax"] == jax.__version__
     assert path.read_bytes().startswith(b"quell checkpoint 1\n")
-    names = named(FitOptions(optimizer=ADAM, variates=()).plan(MODEL, FAMILY, key).start, lambda leaf: None)
+    names = named(_plan(key, optimizer=ADAM, variates=()).start, lambda leaf: None)
     assert {f"state{name}" for name in names} == {name for name in contents.arrays if name.startswith("state")}
 
 
@@ -331,25 +323,25 @@ def test_any_damage_is_seen(key, path):
     resume = quell.Checkpoint(path, resume=True)
     for cut in (0, 5, 30, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:cut])
-        text = "is damaged: its checksum does not fit" if cut > 20 else "is not a checkpoint"
+        text = "is damaged: its checksum" if cut > 20 else "must be a checkpoint"
         with pytest.raises(CheckpointError, match=text):
             _fit(key, resume)
     for place in range(0, len(whole), len(whole) // 40):
         changed = bytearray(whole)
         changed[place] ^= 1
         path.write_bytes(changed)
-        with pytest.raises(CheckpointError, match=r"damaged|not a checkpoint|has format"):
+        with pytest.raises(CheckpointError, match=r"damaged|must be a checkpoint|must have format"):
             _fit(key, resume)
         assert path.read_bytes() == changed, "a file that is refused is left alone"
     path.write_bytes(whole + b"more")
-    with pytest.raises(CheckpointError, match=r"damaged: .*\. A checkpoint as it was written was needed\. Copy it"):
+    with pytest.raises(CheckpointError, match=r"damaged: .*; restore it"):
         _fit(key, resume)
 
 
 def test_another_format_is_refused(key, path):
     _fit(key, quell.Checkpoint(path))
     path.write_bytes(path.read_bytes().replace(b"quell checkpoint 1\n", b"quell checkpoint 2\n", 1))
-    with pytest.raises(CheckpointError, match=r"has format 2\. Format 1 was needed\. Go on with the version"):
+    with pytest.raises(CheckpointError, match=r"must have format 1, got 2;"):
         _fit(key, quell.Checkpoint(path, resume=True))
 
 
@@ -373,7 +365,7 @@ def _lines(slope):
 ANOTHER = {
     "data": (
         {"model": quell.gaussian_regression(FEATURES + 0.1, TARGETS, noise=0.5)},
-        r"differs in data, \.features \(float64\[3, 2\] \w+ there, float64\[3, 2\] \w+ here\)\. ",
+        r"differs in data, \.features \(float64\[3, 2\] \w+ there, float64\[3, 2\] \w+ here\); ",
     ),
     "number of data": (
         {"model": quell.gaussian_regression(FEATURES[:2], TARGETS[:2], noise=0.5)},
@@ -381,7 +373,7 @@ ANOTHER = {
     ),
     "noise of the likelihood": (
         {"model": quell.gaussian_regression(FEATURES, TARGETS, noise=0.6)},
-        r"differs in log-likelihood \(\w+ there, \w+ here\)\. ",
+        r"differs in log-likelihood \(\w+ there, \w+ here\); ",
     ),
     "prior": (
         {"model": quell.gaussian_regression(FEATURES, TARGETS, noise=0.5, prior=quell.NormalPrior(0.0, 2.0))},
@@ -394,7 +386,7 @@ ANOTHER = {
     "family": ({"family": quell.FullRank(2)}, r"family, class \(.*MeanField there, .*FullRank here\)"),
     "setting of the family": (
         {"family": quell.MeanField(2, init_scale=0.2)},
-        r"differs in family, init_scale \(0\.1 there, 0\.2 here\)\. ",
+        r"differs in family, init_scale \(0\.1 there, 0\.2 here\); ",
     ),
     "variates": ({"variates": quell.paper.variates("c1")}, r"variates, c1 \(none there, "),
     "base": ({"base": quell.BaseGradient(variational=RP)}, r"base, variational"),
@@ -423,7 +415,7 @@ def test_a_checkpoint_of_another_fit_is_refused_with_what_differs(what, written,
     options |= {"model": MODEL, "family": FAMILY, "checkpoint": quell.Checkpoint(written, resume=True)} | changed
     with pytest.raises(CheckpointError, match=f"(?s)was written by another fit: it .*{text}.*") as error:
         quell.fit(**options)
-    assert "The checkpoint of this fit was needed. Give this fit a path of its own" in str(error.value)
+    assert "give this fit another path" in str(error.value)
     assert written.read_bytes() == before
 
 
@@ -439,28 +431,26 @@ def test_a_changed_function_is_seen_and_an_equal_one_is_not(key, path):
 
 def test_a_file_that_is_there_is_not_overwritten(written):
     before = written.read_bytes()
-    text = r"is there already\. A new path, or the wish to go on, was needed\. Write .*resume=True\)` to go on"
+    text = r"already exists; pass `quell.Checkpoint\(.*resume=True\)` or another path"
     with pytest.raises(CheckpointError, match=text):
         _fit(jax.random.key(0), quell.Checkpoint(written))
     assert written.read_bytes() == before
 
 
 def test_fewer_steps_than_the_checkpoint_has_are_refused(written):
-    text = r"`steps` was given as 50 .* holds 90\. At least 90 was needed\."
+    text = r"`steps` must be at least 90, .* got 50"
     with pytest.raises(CheckpointError, match=text):
         _fit(jax.random.key(0), quell.Checkpoint(written, resume=True), steps=50)
 
 
 def test_a_path_that_cannot_be_written_is_seen_at_once(key, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "run_chunk", pytest.fail)
-    with pytest.raises(
-        CheckpointError, match=r"cannot be written \(No such file .*\)\. A file in a folder .* was needed"
-    ):
+    with pytest.raises(CheckpointError, match=r"nowhere/fit\.quell \(No such file"):
         _fit(key, quell.Checkpoint(tmp_path / "nowhere" / "fit.quell"))
 
 
 def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
-    write, calls = checkpoint_module.save_snapshot, []
+    write, calls = checkpoint_file.write_atomically, []
 
     def full(*args):
         calls.append(args)
@@ -468,7 +458,7 @@ def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(*args)
 
-    monkeypatch.setattr(checkpoint_module, "save_snapshot", full)
+    monkeypatch.setattr(checkpoint_file, "write_atomically", full)
     with pytest.warns(UserWarning, match=r"could not be written \(No space left on device\)\. The fit goes on"):
         result = _fit(key, quell.Checkpoint(path, every_steps=40))
     assert result.status is Status.COMPLETED
@@ -477,31 +467,31 @@ def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
 
 def test_another_version_of_jax_is_told(written, monkeypatch):
     monkeypatch.setattr(jax, "__version__", "99.0")
-    with pytest.warns(UserWarning, match=r"goes on with JAX 99\.0: the fit is the same to rounding, not bit for bit"):
+    with pytest.warns(UserWarning, match=r"resumed with JAX 99\.0: the fit is the same to rounding, not bit for bit"):
         _fit(jax.random.key(0), quell.Checkpoint(written, resume=True))
 
 
 def test_another_version_of_quell_is_refused(written, monkeypatch):
-    monkeypatch.setattr(reached, "VERSION", "99.0")
-    with pytest.raises(quell.CheckpointError, match=r"and this is 99\.0\. The same version was needed"):
+    monkeypatch.setattr(checkpoint_file, "VERSION", "99.0")
+    with pytest.raises(quell.CheckpointError, match=r"quell 99\.0, .* got "):
         _fit(jax.random.key(0), quell.Checkpoint(written, resume=True))
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_intervals_must_be_positive(path):
-    with pytest.raises(ValueError, match=r"`every_steps` was given as 0\. An integer of at least 1 was needed"):
+    with pytest.raises(ValueError, match=r"`every_steps` .* got 0"):
         quell.Checkpoint(path, every_steps=0)
-    with pytest.raises(ValueError, match=r"`every_minutes` was given as -1\. A positive, finite number was needed"):
+    with pytest.raises(ValueError, match=r"`every_minutes` .* got -1"):
         quell.Checkpoint(path, every_minutes=-1)
 
 
 def test_writing_is_cheap(key, path):
     """A hundred thousand steps with seven variates: well below a second, and about ten megabytes."""
-    plan = FitOptions(optimizer=ADAM, variates=()).plan(MODEL, FAMILY, key)
+    plan = _plan(key, optimizer=ADAM, variates=())
     num, rng = 100_000, np.random.default_rng(0)
     rows = [rng.normal(size=num) for _ in range(3)]
     history = History(*rows, rng.normal(size=(num, 7)), np.zeros((num, 7), bool), np.zeros(num, bool))
     began = time.perf_counter()
-    save_snapshot(path, Snapshot(plan.start, ((history,),), 0.0), {})
+    Snapshot(plan.start, ((history,),), 0.0).save(path, {})
     assert time.perf_counter() - began < 5.0, "about 0.1 s on an idle machine"
     assert 8e6 < path.stat().st_size < 10e6

@@ -53,7 +53,7 @@ def _printed(result):
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
 
 
-def test_a_sweep_leaves_table_picture_and_pieces_and_a_second_run_goes_on(files):
+def test_a_sweep_leaves_table_figure_and_results_and_a_second_run_goes_on(files):
     result = _sweep(files)
     assert result.exit_code == 0, result.output
     names = {path.name for path in files.out.iterdir()}
@@ -72,7 +72,7 @@ def test_a_sweep_leaves_table_picture_and_pieces_and_a_second_run_goes_on(files)
     assert "none: 4 fits in" in result.stderr
     again = _sweep(files)
     assert again.exit_code == 0
-    assert "none: there from an earlier run" in again.stderr
+    assert "none: finished in an earlier run" in again.stderr
     assert json.loads((files.out / "sweep.json").read_text())["rows"] == rows
 
 
@@ -91,18 +91,18 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rates": ""}, "A list of at least one was needed"),
-        ({"rates": "0.1,-1"}, "`learning_rates` was given as -1.0"),
-        ({"rates": "0.1;0.2"}, "`--rates` was given as '0.1;0.2'"),
-        ({"subsets": ""}, "A list of at least one subset"),
-        ({"subsets": "none,S9"}, "The subset 'S9' is not known"),
-        ({"subsets": "auto"}, "The subset 'auto' is not known"),
-        ({"seeds": 0}, "`seeds` was given as 0"),
-        ({"steps": 0}, "`steps` was given as 0"),
-        ({"family": "gauss"}, "The family 'gauss' is not known"),
+        ({"rates": ""}, "`learning_rates` must be a list of at least one, got []"),
+        ({"rates": "0.1,-1"}, "`learning_rates` must be positive and finite, got -1.0"),
+        ({"rates": "0.1;0.2"}, "`--rates` must be positive numbers separated by commas, got '0.1;0.2'"),
+        ({"subsets": ""}, "`subsets` must be a list of at least one, got []"),
+        ({"subsets": "none,S9"}, "got 'S9'"),
+        ({"subsets": "auto"}, "got 'auto'"),
+        ({"seeds": 0}, "`seeds` must be an integer of at least 1, got 0"),
+        ({"steps": 0}, "`steps` must be an integer of at least 1, got 0"),
+        ({"family": "gauss"}, "got 'gauss'"),
         ({"data": "missing.csv"}, "missing.csv"),
         ({"model": "nobody"}, "has no model named 'nobody'"),
-        ({"model": "broken"}, "A model that can be evaluated was needed"),
+        ({"model": "broken"}, "cannot be fitted"),
         ({"batch-size": 9}, "batch_size"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_full_disk_says_what_to_do(files, monkeypatch):
 def test_a_sweep_in_which_all_diverge_is_a_failure(files):
     result = _sweep(files, rates="1e300")
     assert result.exit_code == 1
-    assert "Type smaller `--rates`" in _printed(result)
+    assert "try smaller `--rates`" in _printed(result)
     assert "To fit with the best" not in result.output
     assert (files.out / "sweep.png").exists()
 

@@ -19,7 +19,7 @@ from quell.combine import (
     samples_per_mass,
     solve,
 )
-from quell.combine.moments import spread
+from quell.combine.rule import spread
 from tolerances import EXACT, ILL_CONDITIONED, ROUNDING, SHRUNK, STANDARD_ERRORS
 
 D, L, M = 6, 3, 40

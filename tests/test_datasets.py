@@ -96,7 +96,7 @@ def test_arrays_cannot_be_changed():
 
 
 def test_unknown_name_offers_the_nearest():
-    with pytest.raises(ValueError, match=r"'ionosfere' is not known\. One of .* was needed\. .*'ionosphere'"):
+    with pytest.raises(ValueError, match=r"data set.*'ionosfere'.*'ionosphere'"):
         load("ionosfere")
 
 
@@ -104,11 +104,11 @@ def test_australian_that_is_nowhere_says_what_to_type(tmp_path, cache):
     with pytest.raises(DatasetUnavailable) as caught:
         load("australian", data_dir=tmp_path)
     text = str(caught.value)
-    assert "'australian' was asked for" in text
+    assert "'australian'" in text
     assert str(tmp_path) in text
     assert str(cache) in text
     assert "no network" in text
-    assert "The published australian.csv was needed" in text
+    assert "690 rows of 14 features" in text
     assert "pip install 'quell[datasets]'" in text
     assert "export QUELL_DATA_DIR=DIR" in text
 
@@ -138,7 +138,7 @@ def test_download_with_other_values_is_refused(cache, monkeypatch):
 )
 def test_bad_file_is_refused_with_the_reason(tmp_path, line, problem):
     (tmp_path / "australian.csv").write_text("\n".join(["header"] + [line] * 690))
-    with pytest.raises(ValueError, match=rf"was given, and .*{problem}.* was needed: .* type `rm '"):
+    with pytest.raises(ValueError, match=rf"australian.csv.*{problem}.*`rm '"):
         load("australian", data_dir=tmp_path)
 
 

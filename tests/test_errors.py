@@ -296,7 +296,7 @@ def test_variates_that_are_none_are_explained(given, key):
 
 def test_params_of_another_family_are_explained(key):
     model = quell.logistic_regression([[1.0, 0.0], [2.0, 1.0]], [0, 1])
-    with pytest.raises(ValueError, match=r"MeanField\(dim=2\) needed .*\(2,\).*Write .*family\.init"):
+    with pytest.raises(ValueError, match=r"`params` .*\(2,\).* of MeanField\(dim=2\), got .*family\.init"):
         quell.fit(model, quell.MeanField(2), params=quell.FullRank(2).init(), key=key, steps=1)
 
 

@@ -202,7 +202,7 @@ def test_bad_values_are_named_with_their_rows(arrays, tmp_path):
     bad = arrays["features"].copy()
     bad[2000, 1] = np.nan
     source = on_disk(bad, arrays["labels"])
-    with pytest.raises(ValueError, match=r"In rows 1\d\d\d to 2\d\d\d of .*`features` was given with 1 NaN"):
+    with pytest.raises(ValueError, match=r"In rows 1\d\d\d to 2\d\d\d of .*`features` must be finite, got 1 NaN"):
         logistic(source)
     labels = arrays["labels"].copy()
     labels[-1] = -1  # 0 and 1 in other blocks

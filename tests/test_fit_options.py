@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules, averaging, callbacks, steps that are not finite, early stopping, several fits, and the algorithm."""
 
+import dataclasses
+import inspect
+import re
 import warnings
 
 import jax
@@ -13,6 +16,7 @@ import quell
 import tolerances
 from quell import Status
 from quell.fit import driver
+from quell.fit.options import FitKeywords, SweepKeywords
 
 MODEL = quell.gaussian_regression([[1.0, 0.5], [1.0, -1.0], [1.0, 2.0]], [0.3, -0.6, 1.4], noise=0.5)
 FAMILY = quell.MeanField(2)
@@ -204,13 +208,14 @@ def test_too_many_in_a_row_end_the_fit(max_skipped, key):
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
 
 
-def test_skipped_steps_are_not_averaged(key, monkeypatch):
+def test_skipped_steps_are_not_averaged(key):
     passed, options = [], {"model": SOMETIMES, "max_skipped": 10, "steps": 60}
-    monkeypatch.setattr(driver.Run, "_end_of_chunk", lambda self, step, length: step + 1)
-    result = _fit(key, callback=lambda progress: passed.append(progress.params.loc), **options)
-    monkeypatch.undo()
+    every_step = quell.EarlyStopping(check_every=1, min_steps=1000)  # so that the callback sees each
+    watch = {"early_stopping": every_step, "callback": lambda progress: passed.append(progress.params.loc)}
+    result = _fit(key, **watch, **options)
     averaged = _fit(key, average_from=0.0, **options)
     taken = np.asarray(passed)[~result.history.skipped]
+    assert len(passed) == 60
     assert result.history.num_skipped > 0
     np.testing.assert_allclose(averaged.params.loc, taken.mean(axis=0), **tolerances.EXACT)
 
@@ -313,7 +318,7 @@ def test_fit_many_is_fit_with_each_key(key):
 def test_a_fit_that_diverges_does_not_stop_the_others(key):
     shared = {"optimizer": SGD, "steps": 120, "sampler": SAMPLER, "variates": (), "max_skipped": 1}
     model = _undefined_above(0.55)
-    with pytest.warns(RuntimeWarning, match=r"\d of 4 fits diverged; the first, number \d, stopped after \d+ of 120"):
+    with pytest.warns(RuntimeWarning, match=r"\d of 4 fits diverged; fit \d stopped after \d+ of 120"):
         results = quell.fit_many(model, FAMILY, num_fits=4, key=key, **shared)
     statuses = [result.status for result in results]
     assert set(statuses) == {Status.DIVERGED, Status.COMPLETED}
@@ -343,15 +348,15 @@ def test_each_of_many_is_stopped_and_judged_alone(key, tiny_chunks):
 # Bad options
 
 BAD = {
-    "average_from": (1.0, ValueError, r"`average_from` was given as 1\.0\. A fraction .* was needed\. Write "),
-    "max_skipped": (-1, ValueError, r"`max_skipped` was given as -1\. An integer of at least 0 was needed\."),
-    "early_stopping": (True, TypeError, r"`early_stopping` was given as True\. A `quell.EarlyStopping` was needed\."),
+    "average_from": (1.0, ValueError, r"`average_from` .* got 1\.0"),
+    "max_skipped": (-1, ValueError, r"`max_skipped` .* at least 0, got -1"),
+    "early_stopping": (True, TypeError, r"`early_stopping` must be a `quell.EarlyStopping`, got True"),
     "checkpoint": (
         "fit.quell",
         TypeError,
-        r"`checkpoint` was given as 'fit.quell'\. A `quell.Checkpoint` was needed\.",
+        r"`checkpoint` must be a `quell.Checkpoint`, got 'fit.quell'",
     ),
-    "callback": (3, TypeError, r"`callback` was given as 3\. A function of one argument was needed\. Write "),
+    "callback": (3, TypeError, r"`callback` .* got 3; try "),
 }
 
 
@@ -364,14 +369,38 @@ def test_bad_options_are_refused(name, key):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_an_unknown_option_is_refused(key):
+    with pytest.raises(TypeError, match="stepz"):
+        _fit(key, stepz=3)
+
+
+@pytest.mark.parametrize(("function", "keywords"), [(quell.fit, FitKeywords), (quell.sweep, SweepKeywords)])
+def test_options_are_documented_shown_and_typed(function, keywords):
+    """The keyword arguments are fields of `FitOptions`, with its defaults, and each is in its docstring."""
+    fields = {field.name: field.default for field in dataclasses.fields(quell.FitOptions)}
+    shown = inspect.signature(function).parameters
+    typed = keywords.__annotations__
+    assert "options" not in shown
+    for name in typed:
+        assert shown[name].default == fields[name]
+        assert re.search(rf"^ +{name}: ", quell.FitOptions.__doc__, re.MULTILINE)
+    assert set(FitKeywords.__annotations__) == set(fields)
+
+
+def test_fit_many_has_the_options_of_fit():
+    one, many = (set(inspect.signature(function).parameters) for function in (quell.fit, quell.fit_many))
+    assert many == one | {"num_fits"}
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_bad_numbers_of_fits_and_settings_are_refused(key):
-    with pytest.raises(ValueError, match=r"`num_fits` was given as 0\. An integer of at least 1 was needed"):
+    with pytest.raises(ValueError, match=r"`num_fits` .* got 0"):
         quell.fit_many(MODEL, FAMILY, num_fits=0, key=key)
-    with pytest.raises(ValueError, match=r"`tolerance` was given as -1\. A positive, finite number was needed"):
+    with pytest.raises(ValueError, match=r"`tolerance` .* got -1"):
         quell.EarlyStopping(tolerance=-1)
-    with pytest.raises(ValueError, match=r"`patience` was given as 0\. An integer of at least 1 was needed"):
+    with pytest.raises(ValueError, match=r"`patience` .* got 0"):
         quell.EarlyStopping(patience=0)
-    with pytest.raises(TypeError, match=r"`optimizer` was given as 0\.1\. An optax optimiser was needed"):
+    with pytest.raises(TypeError, match=r"`optimizer` .* got 0\.1"):
         quell.Algorithm(quell.Gradient(quell.Problem(MODEL, FAMILY)), 0.1)
 
 

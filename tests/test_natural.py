@@ -296,7 +296,7 @@ def test_the_trust_region_is_that_of_the_slower_scale():
 
 def test_what_cannot_be_used_is_refused():
     problem = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.FullRank(2))
-    with pytest.raises(ValueError, match="at most 1"):
+    with pytest.raises(ValueError, match=r"`learning_rate` .* got"):
         quell.natural_gradient(problem, 1.5)
     with pytest.raises(ValueError, match="max_kl"):
         quell.natural_gradient(problem, max_kl=0.0)
@@ -305,8 +305,8 @@ def test_what_cannot_be_used_is_refused():
             quell.natural_gradient(problem, scale_rate=share)
     optimizer = quell.natural_gradient(problem)
     params = problem.family.init()
-    with pytest.raises(ValueError, match="without parameters"):
+    with pytest.raises(ValueError, match="`params` must be given"):
         optimizer.update(params, optimizer.init(params))
     other = quell.Problem(quell.logistic_regression(np.eye(2), [0, 1]), quell.Gamma(2))
-    with pytest.raises(ValueError, match="another optimiser"):
+    with pytest.raises(ValueError, match=r"got .*; try `optax.adam"):
         quell.natural_gradient(other)

@@ -23,7 +23,7 @@ from quell.fit.natural_gradient import is_natural
 from quell.sweep import plan as sweep_plan
 from quell.sweep.folder import SweepFolder
 from quell.sweep.plan import SweepPlan
-from quell.sweep.rates import rated
+from quell.sweep.rates import with_rate_in_state
 
 FEATURES, TARGETS = [[1.0, 0.5], [1.0, -1.0], [1.0, 2.0], [0.5, 0.1]], [0.3, -0.6, 1.4, 0.2]
 MODEL = quell.gaussian_regression(FEATURES, TARGETS, noise=0.5)
@@ -189,7 +189,7 @@ def test_a_second_run_does_only_what_is_missing(key, tmp_path, runs):
     again = _sweep(key, subsets=SUBSETS, out=out)
     assert again == both
     assert len(runs) == 2
-    assert len(_files(out, "piece")) == 2
+    assert len(_files(out, "result")) == 2
     assert _files(out, "part") == []
     assert json.loads((out / "sweep.json").read_text()) == again.as_json()
 
@@ -274,16 +274,16 @@ def test_a_sweep_beside_a_fit_leaves_its_files_alone(key, tmp_path):
 
 def test_settings_without_results_are_written_over(key, tmp_path, runs):
     _sweep(key, out=tmp_path)
-    for path in tmp_path.glob("*.piece"):
+    for path in tmp_path.glob("*.result"):
         path.unlink()
     _sweep(key, out=tmp_path, num_seeds=1)
     assert len(runs) == 2
 
 
 @pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: b"nothing", lambda raw: b""])
-def test_a_damaged_piece_is_fitted_again_with_a_warning(key, tmp_path, damage, runs):
+def test_a_damaged_result_is_fitted_again_with_a_warning(key, tmp_path, damage, runs):
     whole = _sweep(key, out=tmp_path)
-    (path,) = tmp_path.glob("*.piece")
+    (path,) = tmp_path.glob("*.result")
     path.write_bytes(damage(path.read_bytes()))
     with pytest.warns(UserWarning, match="cannot be read, and none is fitted again"):
         again = _sweep(key, out=tmp_path)
@@ -292,11 +292,11 @@ def test_a_damaged_piece_is_fitted_again_with_a_warning(key, tmp_path, damage, r
     assert _sweep(key, out=tmp_path) == again
 
 
-def test_a_damaged_part_is_fitted_anew_with_a_warning(key, tmp_path):
+def test_a_damaged_checkpoint_is_fitted_again_with_a_warning(key, tmp_path):
     folder = SweepFolder(tmp_path, {"jax": jax.__version__})
     path = folder.checkpoint("none", 4).path
     path.write_bytes(b"quell checkpoint 1\nbroken")
-    with pytest.warns(UserWarning, match="none is fitted anew"):
+    with pytest.warns(UserWarning, match="none is fitted again"):
         assert folder.checkpoint("none", 4).path == path
     assert not path.exists()
 
@@ -319,7 +319,7 @@ def test_another_version_of_jax_goes_on_with_what_is_there(key, tmp_path, runs):
 
 def test_a_folder_that_cannot_be_one_is_refused(key, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"`out` was given as .*file, where nothing can be written"):
+    with pytest.raises(ValueError, match=r"`out` .* got .*file \("):
         _sweep(key, out=tmp_path / "file")
 
 
@@ -353,7 +353,7 @@ def test_the_files_hold_the_table(tmp_path):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_picture_has_a_line_a_subset_and_hides_what_is_far_down(theme):
+def test_the_figure_has_a_line_per_subset_and_hides_what_is_far_below(theme):
     (axes,) = RESULT.plot(theme=theme).axes
     assert [line.get_label() for line in axes.lines] == ["none", "c1+c7"]
     np.testing.assert_array_equal(axes.lines[0].get_ydata(), [-11.0, np.nan])
@@ -375,27 +375,31 @@ def test_a_picture_of_nothing_but_divergence_is_empty():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"learning_rates": ()}, ValueError, r"`learning_rates` was given as \(\)\. A list of at least one was needed"),
-        ({"learning_rates": 0.1}, ValueError, r"`learning_rates` was given as 0.1\. A list of at least one"),
-        ({"learning_rates": (0.1, -0.1)}, ValueError, r"`learning_rates` was given as -0.1\. A positive"),
-        ({"learning_rates": (0.1, math.inf)}, ValueError, r"`learning_rates` was given as inf\. A positive"),
-        ({"learning_rates": (0.1, 0.1)}, ValueError, r"with one of them twice.*num_seeds="),
-        ({"learning_rates": ("a",)}, ValueError, r"`learning_rates` was given as a\. A positive"),
-        ({"num_seeds": 0}, ValueError, r"`num_seeds` was given as 0\. An integer of at least 1"),
-        ({"steps": 0}, ValueError, r"`steps` was given as 0\."),
-        ({"subsets": ()}, ValueError, r"`subsets` was given as \(\)\. A list of at least one"),
-        ({"subsets": "S7"}, ValueError, r"`subsets` was given as 'S7'\. A list"),
-        ({"subsets": ("S8",)}, ValueError, r"The subset 'S8' is not known.* Did you mean 'S7'"),
-        ({"subsets": ("c1+S4",)}, ValueError, r"The subset 'S4' is not known"),
-        ({"subsets": ("c7", quell.paper.variates("c7"))}, ValueError, r"with 'c7' twice"),
-        ({"subsets": (3,)}, TypeError, r"`subsets` was given with 3\. A name or a tuple"),
+        ({"learning_rates": ()}, ValueError, r"`learning_rates` must be a list .* got \(\)"),
+        ({"learning_rates": 0.1}, ValueError, r"`learning_rates` must be a list .* got 0\.1"),
+        ({"learning_rates": (0.1, -0.1)}, ValueError, r"`learning_rates` .* got -0\.1"),
+        ({"learning_rates": (0.1, math.inf)}, ValueError, r"`learning_rates` .* got inf"),
+        (
+            {"learning_rates": (0.1, 0.1)},
+            ValueError,
+            r"`learning_rates` must be different .* got \(0\.1, 0\.1\).*num_seeds=",
+        ),
+        ({"learning_rates": ("a",)}, ValueError, r"`learning_rates` .* got a"),
+        ({"num_seeds": 0}, ValueError, r"`num_seeds` .* got 0"),
+        ({"steps": 0}, ValueError, r"`steps` .* got 0"),
+        ({"subsets": ()}, ValueError, r"`subsets` .* got \(\)"),
+        ({"subsets": "S7"}, ValueError, r"`subsets` .* got 'S7'"),
+        ({"subsets": ("S8",)}, ValueError, r"subset .* got 'S8'\. Did you mean 'S7'"),
+        ({"subsets": ("c1+S4",)}, ValueError, r"subset .* got 'S4'"),
+        ({"subsets": ("c7", quell.paper.variates("c7"))}, ValueError, r"`subsets` .* got 'c7' twice"),
+        ({"subsets": (3,)}, TypeError, r"`subsets` .* got 3"),
         (
             {"optimizer": optax.adam(0.1)},
             TypeError,
-            r"A function of the learning rate was needed.*optimizer=optax.adam",
+            r"`optimizer` must be a function .*optimizer=optax.adam",
         ),
-        ({"optimizer": lambda rate: 3}, TypeError, r"returned 3\. An optax optimiser was needed"),
-        ({"optimizer": lambda rate: optax.sgd(float(rate))}, TypeError, r"cannot take the rate as an array"),
+        ({"optimizer": lambda rate: 3}, TypeError, r"`optimizer` .* returns 3"),
+        ({"optimizer": lambda rate: optax.sgd(float(rate))}, TypeError, r"`optimizer` must take the rate as an array"),
         ({"sampler": quell.Sampler(1, 10)}, ValueError, r"batch_size"),
     ],
 )
@@ -479,12 +483,12 @@ def test_subsets_are_spread_over_processes_and_all_have_the_table(key, tmp_path)
 
 @pytest.mark.parametrize(("optimizer", "natural"), [(optax.adam, False), (_natural, True)])
 def test_an_optimiser_with_its_rate_in_its_state_is_known_for_what_it_is(optimizer, natural):
-    assert is_natural(rated(optimizer)) == natural
+    assert is_natural(with_rate_in_state(optimizer)) == natural
 
 
 def test_several_processes_need_a_folder(key, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match=r"`out` was left out in a sweep of 2 processes"):
+    with pytest.raises(ValueError, match=r"`out` .* 2 processes .* got None"):
         _sweep(key)
 
 
@@ -492,7 +496,7 @@ def test_a_process_fits_its_share_and_misses_that_of_the_others(key, tmp_path, m
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(sweep_plan, "wait_for_all", lambda advice: None)
-    with pytest.raises(ValueError, match=r"lacks 'none', which another process has fitted"):
+    with pytest.raises(ValueError, match=r"`out` .* lacks 'none'"):
         _sweep(key, subsets=SUBSETS, out=tmp_path)
     assert runs == [("c7",)]
 
@@ -505,9 +509,11 @@ def test_processes_without_a_subset_are_told_of(key, tmp_path, monkeypatch):
 
 
 def test_the_plan_knows_its_size(key):
-    plan = SweepPlan.of(
-        MODEL, FAMILY, learning_rates=RATES, subsets=SUBSETS, num_seeds=5, key=key, optimizer=optax.adam, steps=3
-    )
+    problem = quell.Problem(MODEL, FAMILY)
+    options = {"learning_rates": RATES, "subsets": SUBSETS, "num_seeds": 5, "optimizer": optax.adam, "steps": 3}
+    plan = SweepPlan.of(key, problem, **options)
     made = plan.fit_plan("c7")
     assert plan.num_fits == made.num_fits == 10
-    np.testing.assert_allclose(made.start.algorithm.optimizer.rate, np.repeat(RATES, 5), **tolerances.EXACT)
+    np.testing.assert_allclose(
+        made.start.algorithm.optimizer.hyperparams["rate"], np.repeat(RATES, 5), **tolerances.EXACT
+    )

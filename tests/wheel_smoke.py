@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built wheel in an empty environment: it finds its data and fits. Run by `make build`."""
+"""The built wheel in an empty environment: it finds its data, fits, and has the library alone. Run by `make build`."""
+
+import importlib.util
 
 import jax
 
@@ -14,6 +16,7 @@ def main() -> None:
     model = quell.logistic_regression(data.features, data.labels)
     result = quell.fit(model, quell.FullRank(model.dim), steps=5, key=jax.random.key(0))
     assert result.status is quell.Status.COMPLETED, result
+    assert importlib.util.find_spec("experiments") is None, "the wheel holds the library alone"
     print(f"quell {quell.__version__} works")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark against peers: wall-clock from a compiled start to within a nat, and a tenth, of the optimum."""
+"""The benchmark: seconds from a compiled start to within a nat, and a tenth of a nat, of the optimum."""
 
 from experiments.bench.gaussian import Gaussian as Gaussian
 from experiments.bench.problems import BenchProblem as BenchProblem

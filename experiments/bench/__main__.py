@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m experiments.bench`."""
 
-import typer
-
-from experiments.bench.command import bench
+from experiments.bench.commands import app
 
 if __name__ == "__main__":
-    typer.run(bench)
+    app(prog_name="python -m experiments.bench")

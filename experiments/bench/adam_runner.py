@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gradient of ours with Adam."""
+"""One of our gradients with Adam."""
 
 import math
 from collections.abc import Mapping
@@ -22,29 +22,29 @@ from quell.gradient import Gradient
 
 
 class Hyper(NamedTuple):
-    """The rate of Adam and the steps that it falls to zero in."""
+    """The rate of Adam, and the steps in which it decays to zero."""
 
     rate: Float[Array, ""]
     length: Float[Array, ""]
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Adam on a cosine; an infinite length makes the rate constant."""
-        return optax.adam(lambda count: self.rate * falling(count, self.length))
+        """Adam with cosine decay; an infinite length makes the rate constant."""
+        return optax.adam(lambda count: self.rate * cosine_decay(count, self.length))
 
 
-def falling(count: Any, length: Any) -> Any:
+def cosine_decay(count: Any, length: Any) -> Any:
     """From 1 to 0 on half a cosine; 1 for an infinite length."""
     return 0.5 * (1.0 + jnp.cos(math.pi * jnp.minimum(count / length, 1.0)))
 
 
 class RunState(NamedTuple):
-    """Where a run of ours stands; in the first `still` steps parameters wait for weights."""
+    """State of a run; during the warm-up steps the weights are learned and the parameters stay."""
 
     algorithm: AlgorithmState
     hyper: Hyper
     key: Key[Array, ""]
     step: Int[Array, ""]
-    still: Int[Array, ""]
+    warmup_steps: Int[Array, ""]
 
 
 class AdamRunner(AbstractRunner):
@@ -52,11 +52,11 @@ class AdamRunner(AbstractRunner):
 
     Args:
         bench: the problem.
-        gradient: what is followed.
+        gradient: of the steps.
         label: for the table.
         axes: of Adam.
-        plan: of the automatic fit, which begins as it does: with a walk on few rows, where there are many, and with
-            steps that learn weights only, where the gradient has any; `None` for a run that begins with neither.
+        plan: of an automatic fit whose start is used: a warm start on a subset of many rows, and warm-up steps if the
+            gradient has variates; `None` for neither.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class AdamRunner(AbstractRunner):
         """Nothing is compiled yet."""
         self.bench, self.label, self.axes = bench, label, axes
         self.gradient = gradient
-        self.still = int(plan.policy.still) if plan is not None and gradient.variates else 0
-        self._walk = None
-        if plan is not None and plan.rough is not None:
-            self._walk = plan.first_params
-            self.label += f", from a walk on {plan.rough.num_rows} rows"
+        self.warmup_steps = int(plan.policy.warm_up) if plan is not None and gradient.variates else 0
+        self._warm_start = None
+        if plan is not None and plan.warm_start is not None:
+            self._warm_start = plan.first_params
+            self.label += f", warm start on {plan.warm_start.num_rows} rows"
         self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
         def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:
@@ -86,13 +86,13 @@ class AdamRunner(AbstractRunner):
         hyper = Hyper(jnp.asarray(setting["rate"], float), jnp.asarray(setting["length"], float))
         algorithm = Algorithm(self.gradient, hyper.optimizer())
         params = params_of(isotropic(mean, setting["scale"], full_rank=self.bench.full_rank))
-        counts = jnp.zeros((), jnp.int32), jnp.asarray(self.still, jnp.int32)
+        counts = jnp.zeros((), jnp.int32), jnp.asarray(self.warmup_steps, jnp.int32)
         state = RunState(algorithm.init(params), hyper, key, *counts)
         return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
     def advance(self, state: RunState, until: int) -> RunState:
-        if self._walk is not None and int(state.step) == 0:
-            params = self._walk(state.key, state.algorithm.params)
+        if self._warm_start is not None and int(state.step) == 0:
+            params = self._warm_start(state.key, state.algorithm.params)
             state = state._replace(algorithm=eqx.tree_at(lambda a: a.params, state.algorithm, params))
         return self._advance(self._arrays, state, np.int32(until))
 
@@ -100,17 +100,17 @@ class AdamRunner(AbstractRunner):
         return gaussian_of(state.algorithm.params)
 
     def most_steps(self, setting: Setting) -> float | int:
-        return super().most_steps(setting) + self.still
+        return super().most_steps(setting) + self.warmup_steps
 
 
 def _advance(gradient: Gradient, state: RunState, until: Int[Array, ""]) -> RunState:
-    """Steps in one loop whose length is an argument."""
+    """Steps in one compiled loop; the number of steps is an argument."""
     algorithm = Algorithm(gradient, state.hyper.optimizer())
 
     def body(now: RunState) -> RunState:
         reached, _ = algorithm.step(jax.random.fold_in(now.key, now.step), now.algorithm)
         waiting = eqx.tree_at(lambda a: a.gradient, now.algorithm, reached.gradient)
-        kept = jax.tree.map(lambda new, old: jnp.where(now.step < now.still, old, new), reached, waiting)
+        kept = jax.tree.map(lambda new, old: jnp.where(now.step < now.warmup_steps, old, new), reached, waiting)
         return now._replace(algorithm=kept, step=now.step + 1)
 
     return jax.lax.while_loop(lambda now: now.step < until, body, state)

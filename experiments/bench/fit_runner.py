@@ -14,27 +14,31 @@ from jaxtyping import Array, Float, Int, Key
 
 from experiments.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
 from experiments.bench.problems import BenchProblem
-from experiments.bench.runner import AbstractRunner, Axis, Setting
-from experiments.bench.words import gradient_text
+from experiments.bench.runner import AbstractRunner, Axis, Setting, structure_label
 from quell.core.compilation import quick_options
-from quell.fit.automatic import LAST_STEPS, SETTLED
-from quell.fit.loop import LoopState, is_going, take_step
-from quell.fit.plan import FitOptions, FitPlan
+from quell.estimators import BonnetPrice, ClosedForm
+from quell.fit import FitOptions
+from quell.fit.defaults import NOISE_CHECK_STEP
+from quell.fit.loop import is_going
+from quell.fit.method import NOISE_WINDOW
+from quell.fit.plan import FitPlan
+from quell.fit.step import LoopState, take_step
+from quell.gradient import Gradient
 
 START_SCALE = 0.1
-"""Of the families' own start."""
+"""Of the families' own initial scale."""
 
 Program = Callable[[LoopState, Array, Array, np.int32], tuple[LoopState, Array]]
-"""Steps from a state and the squared norms of the last gradients, with a key, until their number is given."""
+"""Takes steps up to a given number; arguments are the state, the last squared norms, the key and that number."""
 
 
 class FitState(NamedTuple):
-    """Where a fit stands.
+    """State of a fit.
 
     Args:
         loop: parameters and all that belongs to them.
         key: of the fit.
-        base: the gradient that it goes by now, as its choice names it; empty where nothing is chosen.
+        base: name of the base gradient in use; empty where nothing is chosen.
         sq_norms: of the gradients of the last steps.
     """
 
@@ -45,7 +49,7 @@ class FitState(NamedTuple):
 
 
 class FitRunner(AbstractRunner):
-    """The steps that `quell.fit` takes, with the walk before them and the look after the first ones.
+    """The steps of `quell.fit`, with its warm start and the noise check after the first steps.
 
     Args:
         bench: the problem.
@@ -64,46 +68,52 @@ class FitRunner(AbstractRunner):
         if not self._plans:
             params = params_of(isotropic(mean, START_SCALE, full_rank=self.bench.full_rank))
             options = dataclasses.replace(self.options, params=params)
-            plan = options.plan(self.bench.problem.model, self.bench.problem.family, key)
-            self.label = ", ".join(word for word in (self.label, gradient_text(plan.algorithm.gradient)) if word)
+            plan = FitPlan.of(options, self.bench.problem.model, self.bench.problem.family, key)
+            self.label = ", ".join(word for word in (self.label, gradient_label(plan.algorithm.gradient)) if word)
             self._first = _base_of(plan)
             self._plans[self._first] = plan, _program_of(plan)
-        return FitState(self._plans[self._first][0].start, key, self._first, jnp.full(LAST_STEPS, jnp.inf))
+        return FitState(self._plans[self._first][0].start, key, self._first, jnp.full(NOISE_WINDOW, jnp.inf))
 
     def advance(self, state: FitState, until: int) -> FitState:
         step = int(state.loop.step)
         if step == 0:
             state = state._replace(loop=self._plans[state.base][0].begin(state.key, state.loop))
-        if step < SETTLED <= until and state.base == "second order":
-            state = self._settled(self._run(state, SETTLED))
+        if step < NOISE_CHECK_STEP <= until and state.base == "second order":
+            state = self._checked_noise(self._run(state, NOISE_CHECK_STEP))
         return self._run(state, until)
 
     @property
     def warm_steps(self) -> int:
-        return SETTLED + 1 if self._first == "second order" else super().warm_steps
+        return NOISE_CHECK_STEP + 1 if self._first == "second order" else super().warm_steps
 
     def _run(self, state: FitState, until: int) -> FitState:
         loop, sq_norms = self._plans[state.base][1](state.loop, state.sq_norms, state.key, np.int32(until))
         return state._replace(loop=loop, sq_norms=sq_norms)
 
-    def _settled(self, state: FitState) -> FitState:
-        """Look at the noise, and take another gradient where there is too much."""
+    def _checked_noise(self, state: FitState) -> FitState:
+        """Check the noise, and switch to another gradient where there is too much."""
         plan = self._plans[state.base][0]
-        assert plan.tuner is not None
-        assert plan.choice is not None
-        last = np.asarray(state.sq_norms).tolist()
-        tuned = plan.tuner.settle(state.loop.params, state.loop.algorithm.gradient, plan.choice, last)
-        if tuned is None:
+        changed = plan.after_noise_check(state.loop.params, np.asarray(state.sq_norms).tolist())
+        if changed is None:
             return state
-        changed = plan.changed(tuned)
         if (base := _base_of(changed)) not in self._plans:
             self._plans[base] = changed, _program_of(changed)
-            self.label += f", then {gradient_text(changed.algorithm.gradient)}"
-        loop = eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, tuned.state)
+            self.label += f", then {gradient_label(changed.algorithm.gradient)}"
+        loop = eqx.tree_at(lambda s: s.algorithm.gradient, state.loop, changed.start.algorithm.gradient)
         return state._replace(loop=loop, base=base)
 
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)
+
+
+def gradient_label(gradient: Gradient) -> str:
+    """Rows, samples and variates of a gradient."""
+    if gradient.base.data == ClosedForm(full_data=True):
+        return "exact gradient on all rows"
+    names = gradient.names
+    rows = structure_label(gradient.sampler.batch_size, gradient.sampler.num_replicates)
+    base = "second order" if isinstance(gradient.base.data, BonnetPrice) else "base"
+    return f"{rows}, {' + '.join([base, *names])}"
 
 
 def _base_of(plan: FitPlan) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common currency of the benchmark: a Gaussian over the flat latent, whoever fitted it."""
+"""The common result of all methods: a Gaussian over the flat latent."""
 
 from typing import NamedTuple
 
@@ -17,22 +17,22 @@ class Gaussian(NamedTuple):
 
 
 def isotropic(mean: Float[Array, "latent"], scale: float, *, full_rank: bool) -> Gaussian:
-    """Where a run starts: the same standard deviation in every direction."""
+    """The start of a run: the same standard deviation in every direction."""
     each = jnp.full(mean.shape, scale, mean.dtype)
     return Gaussian(mean, jnp.diag(each) if full_rank else each)
 
 
 def params_of(gaussian: Gaussian) -> LocationScale:
-    """The same Gaussian as parameters of quell's families, which keep the logarithm of the diagonal.
+    """Parameters of quell's families, which hold the logarithm of the diagonal.
 
-    A factor whose diagonal has negative entries is turned by the signs of its columns first.
+    Columns of a factor whose diagonal entry is negative change their sign first.
     """
     mean, scale = (jnp.asarray(leaf, jnp.result_type(float)) for leaf in gaussian)
     if scale.ndim == 1:
         return LocationScale(mean, jnp.log(jnp.abs(scale)))
     diagonal = jnp.diagonal(scale)
-    turned = jnp.tril(scale, -1) * jnp.where(diagonal < 0, -1.0, 1.0)
-    return LocationScale(mean, turned + jnp.diag(jnp.log(jnp.abs(diagonal))))
+    signed = jnp.tril(scale, -1) * jnp.where(diagonal < 0, -1.0, 1.0)
+    return LocationScale(mean, signed + jnp.diag(jnp.log(jnp.abs(diagonal))))
 
 
 def gaussian_of(params: LocationScale) -> Gaussian:

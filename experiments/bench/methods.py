@@ -8,16 +8,16 @@ import jax
 import optax
 
 from experiments.bench.adam_runner import AdamRunner
-from experiments.bench.fit_runner import START_SCALE, FitRunner
-from experiments.bench.fixed import base_options, fixed_options
+from experiments.bench.fit_runner import START_SCALE, FitRunner, gradient_label
+from experiments.bench.fixed_choices import base_options, fixed_options
 from experiments.bench.gaussian import isotropic, params_of
 from experiments.bench.problems import BenchProblem
-from experiments.bench.runner import ADAM, ADAM_QUICK, Axis, Method
-from experiments.bench.words import gradient_text, structure_text
+from experiments.bench.runner import ADAM, ADAM_QUICK, Axis, Method, structure_label
 from quell.combine import Rule
 from quell.estimators import ClosedForm, Reparameterization
 from quell.evaluation import Sampler
-from quell.fit.plan import FitOptions, FitPlan
+from quell.fit import FitOptions
+from quell.fit.plan import FitPlan
 from quell.fit.warm_start import WarmStart
 from quell.gradient import Gradient, default_base, default_variates
 from quell.paper import variates as paper_variates
@@ -38,7 +38,7 @@ def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: b
     Args:
         bench: the problem.
         kinds: which, of `KINDS`.
-        quick: one program a method and few settings.
+        quick: one program per method and few settings.
     """
     makers: dict[str, Callable[[BenchProblem, bool], list[Method]]] = {
         "auto": _auto,
@@ -71,16 +71,16 @@ def _ensemble(bench: BenchProblem, quick: bool) -> list[Method]:
     def make() -> list[AdamRunner]:
         plan = _adam_plan(bench)
         axes, gradient = ADAM_QUICK if quick else ADAM, plan.algorithm.gradient
-        return [AdamRunner(bench, gradient, gradient_text(gradient), axes, plan)]
+        return [AdamRunner(bench, gradient, gradient_label(gradient), axes, plan)]
 
     return [Method("quell ensemble", make)]
 
 
 def _adam_plan(bench: BenchProblem) -> FitPlan:
-    """What an automatic fit with Adam does."""
+    """The plan of an automatic fit with Adam."""
     params = params_of(isotropic(bench.start, START_SCALE, full_rank=bench.full_rank))
     options = FitOptions(optimizer=optax.adam(0.1), params=params)
-    return options.plan(bench.problem.model, bench.problem.family, jax.random.key(0))
+    return FitPlan.of(options, bench.problem.model, bench.problem.family, jax.random.key(0))
 
 
 def _s7(bench: BenchProblem, quick: bool) -> list[Method]:
@@ -101,19 +101,19 @@ def _base(bench: BenchProblem, quick: bool) -> list[Method]:
 
 
 def _more_samples(bench: BenchProblem, quick: bool) -> list[Method]:
-    return [Method("quell base, more samples", lambda: [_as_dear_as_the_ensemble(bench, quick)])]
+    return [Method("quell base, more samples", lambda: [_with_equal_cost(bench, quick)])]
 
 
-def _as_dear_as_the_ensemble(bench: BenchProblem, quick: bool) -> AdamRunner:
-    """As many replicates as make a step of the base gradient cost what one of the ensemble costs."""
+def _with_equal_cost(bench: BenchProblem, quick: bool) -> AdamRunner:
+    """As many replicates as make a step of the base gradient cost as much as one of the ensemble."""
     one = Sampler(batch_size=bench.batch_size)
     axes = ADAM_QUICK if quick else ADAM
     ensemble = _step_seconds(_runner(bench, default_variates(bench.problem, one), one, axes))
     few, many = 1, 16
-    cheap, dear = (
+    cheap, costly = (
         _step_seconds(_runner(bench, (), Sampler(num, bench.batch_size, shared=True), axes)) for num in (few, many)
     )
-    slope = max((dear - cheap) / (many - few), 1e-9)
+    slope = max((costly - cheap) / (many - few), 1e-9)
     num = int(min(max(1, round(few + (ensemble - cheap) / slope)), 256))
     sampler = Sampler(num, bench.batch_size, shared=num > 1)
     return _runner(bench, (), sampler, axes)
@@ -132,21 +132,21 @@ def _adam(
 def _runner(
     bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler, axes: Mapping[str, Axis]
 ) -> AdamRunner:
-    """Where rows are many it begins as the automatic fit with Adam does, so that what differs is the gradient."""
+    """With many rows it starts as the automatic fit with Adam does, so that only the gradient differs."""
     plan = None if WarmStart.of(bench.problem) is None else _adam_plan(bench)
     rule = Rule() if plan is None else plan.algorithm.gradient.rule
     gradient = Gradient(bench.problem, variates, default_base(bench.problem), sampler, rule=rule)
-    return AdamRunner(bench, gradient, structure_text(sampler.batch_size, sampler.num_replicates), axes, plan)
+    return AdamRunner(bench, gradient, structure_label(sampler.batch_size, sampler.num_replicates), axes, plan)
 
 
 def reference_runner(bench: BenchProblem) -> AdamRunner:
-    """For long fits: all rows, a few samples, and the landing stuck, which costs little."""
+    """For long fits: all rows, a few samples, and sticking the landing, which costs little."""
     landing = ControlVariate(Variational(), Reparameterization(), ClosedForm())
     return _runner(bench, (landing,), Sampler(num_replicates=4), ADAM)
 
 
 def _step_seconds(runner: AdamRunner, steps: int = 200) -> float:
-    """Seconds a step, the better of two goes."""
+    """Seconds per step, the better of two measurements."""
     setting = {name: axis.values[axis.first] for name, axis in runner.axes.items()}
     state = runner.start(jax.random.key(0), runner.bench.start, setting)
     begin = jax.block_until_ready(runner.advance(state, 10))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's figure; the only file of `quell.bench` that draws."""
+"""The benchmark's figure: the gap to the optimum against seconds."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiments.bench.clock import TARGETS
-from quell.diagnostics.theme import PALETTE, in_theme, png_bytes
+from experiments.common.plots import PALETTE, add_legend, make_panels, save_figure
 
 _COLUMNS = 3
 _GAPS = (0.03, 3e4)
@@ -16,26 +16,23 @@ _OURS = {"quell auto": 2.8, "quell fixed": 1.2, "quell ensemble": 1.2, "quell ba
 
 
 def draw_gaps(content: dict[str, Any], path: Path) -> None:
-    """Draw the least gap so far against the seconds, one panel a problem: the peers, and of our methods the main ones.
+    """Draw the least gap so far against the seconds, one panel per problem: the peers, and our main methods.
 
     Args:
         content: of `bench.json`.
         path: of the PNG.
     """
-    with in_theme("light"):
-        path.write_bytes(png_bytes(_figure(content["curves"]), dpi=130))
+    save_figure(lambda: _figure(content["curves"]), path)
 
 
 def _figure(curves: list[dict[str, Any]]) -> Any:
-    from matplotlib.figure import Figure
-
     curves = [curve for curve in curves if curve["method"] in _OURS or not curve["method"].startswith("quell")]
     problems = list(dict.fromkeys(curve["problem"] for curve in curves))
     styles = _styles(list(dict.fromkeys(curve["method"] for curve in curves)))
     columns = min(_COLUMNS, len(problems))
     rows = -(-len(problems) // columns)
-    figure = Figure(figsize=(max(4.2 * columns, 6.4), 3.4 * rows + 1.4), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    figure, grid = make_panels(rows, columns)
+    panels = [axes for row in grid for axes in row]
     for axes, problem in zip(panels, problems, strict=False):
         for curve in curves:
             if curve["problem"] == problem:
@@ -49,7 +46,7 @@ def _figure(curves: list[dict[str, Any]]) -> Any:
         axes.set_visible(False)
     for axes in panels[::columns]:
         axes.set_ylabel("nats below the optimum")
-    _add_legend(figure, styles)
+    add_legend(figure, _handles(styles), columns=3)
     return figure
 
 
@@ -58,13 +55,12 @@ def _styles(methods: list[str]) -> dict[str, dict[str, Any]]:
     ordered = [*(name for name in _OURS if name in methods), *(name for name in methods if name not in _OURS)]
     styles = {}
     for number, name in enumerate(ordered):
-        look = {"linewidth": _OURS[name]} if name in _OURS else {"linewidth": 1.6, "linestyle": "--", "marker": "."}
-        styles[name] = {"color": PALETTE[number % len(PALETTE)], "label": name, **look}
+        line = {"linewidth": _OURS[name]} if name in _OURS else {"linewidth": 1.6, "linestyle": "--", "marker": "."}
+        styles[name] = {"color": PALETTE[number % len(PALETTE)], "label": name, **line}
     return styles
 
 
-def _add_legend(figure: Any, styles: dict[str, dict[str, Any]]) -> None:
+def _handles(styles: dict[str, dict[str, Any]]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **style) for style in styles.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize="small")
+    return [Line2D([], [], **style) for style in styles.values()]

@@ -31,7 +31,7 @@ class BenchProblem:
 
     Attributes:
         name: for tables and files.
-        problem: for quell, and for the judge.
+        problem: for quell, and for the ELBO.
         numpyro_model: the same density; called with rows and `num_data`.
         rows: its data, as positional arguments.
         batch_size: of methods that take minibatches.
@@ -149,7 +149,7 @@ def from_numpyro(
 
 
 def mode_of(bench: BenchProblem, *, steps: int = 2000) -> Float[Array, "latent"]:
-    """A mode of the density, found from one random point: a network has many, and all runs begin at the same one."""
+    """A mode of the density, found from one random point: a network has many, and all runs start at the same one."""
     optimizer = optax.adam(optax.cosine_decay_schedule(0.05, steps))
     slope = jax.grad(lambda z: -bench.log_joint(z, bench.problem.model.data))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark has found: rows for a file, the best settings, and how they compare with the fastest peer."""
+"""The benchmark's report: rows for a file, the best settings, and how they compare with the fastest peer."""
 
 import dataclasses
 import importlib.metadata
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from experiments.bench.clock import TARGETS
-from experiments.bench.piece import Outcome
+from experiments.bench.experiment import Outcome
 from experiments.bench.reference import Reference
 
 _PACKAGES = ("quell", "jax", "jaxlib", "numpyro", "blackjax", "pymc", "pymc-extras", "optax")
@@ -24,7 +24,7 @@ COMPARISONS = {
     "ensemble than base, both with Adam": ("quell ensemble", "quell base"),
     "ensemble with Adam than the best peer": ("quell ensemble", None),
 }
-"""What is compared in a line below each table; `None` stands for the fastest peer."""
+"""Comparisons in the lines below each table; `None` stands for the fastest peer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Report:
 
     Attributes:
         outcomes: of all problems and methods.
-        references: by problem, as the runs knew them.
+        references: by problem, as known before the runs.
     """
 
     outcomes: Sequence[Outcome]
@@ -122,7 +122,7 @@ def _ratio(seconds: float, others: float) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the benchmark ran on."""
+    """The machine of this process."""
     return {
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method of the benchmark is: programs that can be started, advanced and asked for their Gaussian."""
+"""Methods of the benchmark: programs that can be started, advanced and asked for their Gaussian."""
 
 import abc
 import dataclasses
@@ -27,7 +27,7 @@ class AbstractRunner(abc.ABC):
     """One compiled program; its settings are arguments, so that all of them share a compilation.
 
     Attributes:
-        label: what is fixed in the program, such as the minibatch.
+        label: what is fixed in the program, such as the size of the minibatch.
         axes: what may be chosen, by name.
     """
 
@@ -40,23 +40,23 @@ class AbstractRunner(abc.ABC):
 
     @abc.abstractmethod
     def advance(self, state: Any, until: int) -> Any:
-        """Take steps until their number is `until`: what the clock sees."""
+        """Take steps until their number is `until`; this alone is timed."""
 
     @abc.abstractmethod
     def gaussian(self, state: Any) -> Gaussian:
-        """Where the run is; off the clock."""
+        """The current Gaussian; off the clock."""
 
     @property
     def warm_steps(self) -> int:
-        """Steps that a run takes before it is timed: past one where it may change over to another program."""
+        """Steps to take before steps are timed: past one at which the run may switch to another program."""
         return 3
 
     def most_steps(self, setting: Setting) -> float | int:
-        """Steps after which nothing more will happen: the end of a falling rate."""
+        """Steps after which nothing changes any more: the end of the decay of the rate."""
         return setting.get("length", math.inf)
 
     def text(self, setting: Setting) -> str:
-        """A setting in words, for the table."""
+        """Label of a setting, for the table."""
         words = [self.label]
         if "rate" in setting:
             words.append(f"Adam {setting['rate']:g}")
@@ -87,7 +87,7 @@ ADAM: Mapping[str, Axis] = {
     "rate": Axis((0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3), 4),
     "scale": Axis((0.003, 0.01, 0.03, 0.1, 0.3, 1.0), 3),
 }
-"""Adam with a constant rate or one that falls to zero on a cosine, from Gaussians of several widths."""
+"""Adam with a constant rate or cosine decay to zero, from Gaussians of several widths."""
 
 ADAM_QUICK: Mapping[str, Axis] = {
     "length": Axis((200.0, 500.0, 1000.0), 2),
@@ -95,3 +95,9 @@ ADAM_QUICK: Mapping[str, Axis] = {
     "scale": Axis((0.1,), 0),
 }
 """A grid for tests."""
+
+
+def structure_label(batch_size: int | None, num_samples: int) -> str:
+    """Rows and samples per step."""
+    rows = "all rows" if batch_size is None else f"minibatch {batch_size}"
+    return f"{rows}, {num_samples} sample{'s' * (num_samples > 1)}"

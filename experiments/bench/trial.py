@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a method, tried on one problem with one seed: what the search has seen so far."""
+"""Trials: settings of a method, run on one problem with one seed by the search."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 
-from experiments.bench.clock import TARGETS, Goal, Run, Warm, timed_run, warm_up
+from experiments.bench.clock import TARGETS, Goal, TimedRun, Timing, time_run, warm_up
 from experiments.bench.problems import BenchProblem
 from experiments.bench.runner import AbstractRunner, Setting
 
@@ -24,21 +24,21 @@ def median(values: list[float]) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class Trial:
     """A setting with its runs.
 
     Attributes:
         runner: the program.
         setting: of its axes.
         compile_s: seconds of compiling.
-        runs: one a seed.
+        runs: one per seed.
         is_final: whether all seeds were run, none of them that of the search.
     """
 
     runner: AbstractRunner
     setting: Setting
     compile_s: float
-    runs: tuple[Run, ...]
+    runs: tuple[TimedRun, ...]
     is_final: bool
 
     @property
@@ -57,32 +57,32 @@ class Tried:
 
 
 class Trials:
-    """Runs settings of a method's programs, and knows how good the best of them was.
+    """Runs settings of a method's programs, and keeps the best so far.
 
     Args:
         bench: the problem.
-        goal: of its runs; where they may pass its optimum, the best ELBO that one has seen takes its place.
+        goal: of its runs; where they may pass its optimum, the best ELBO seen replaces it.
     """
 
     def __init__(self, bench: BenchProblem, goal: Goal) -> None:
         """Nothing is run yet."""
         self.bench, self.goal, self.optimum = bench, goal, goal.optimum
         self.spent = 0.0  # seconds, without compilations
-        self._warm: dict[AbstractRunner, Warm] = {}
-        self._seen: dict[tuple[AbstractRunner, frozenset], tuple[Tried, float]] = {}
+        self._timings: dict[AbstractRunner, Timing] = {}
+        self._seen: dict[tuple[AbstractRunner, frozenset], tuple[Trial, float]] = {}
 
     @property
-    def tried(self) -> list[Tried]:
+    def all(self) -> list[Trial]:
         """All settings, each with its longest run."""
         return [one for one, _ in self._seen.values()]
 
-    def ranked(self, nats: float) -> list[Tried]:
+    def ranked(self, nats: float) -> list[Trial]:
         """All settings, the soonest within some nats first."""
-        return sorted(self.tried, key=lambda one: one.score(self.optimum, nats))
+        return sorted(self.all, key=lambda one: one.score(self.optimum, nats))
 
     def best(self, nats: float) -> float:
         """The least time to within some nats; infinite where none has arrived."""
-        return min((one.seconds_to(self.optimum, nats) for one in self.tried), default=math.inf)
+        return min((one.seconds_to(self.optimum, nats) for one in self.all), default=math.inf)
 
     def limit(self, nats: float) -> float:
         """Seconds after which a run cannot be the soonest within some nats."""
@@ -90,21 +90,21 @@ class Trials:
 
     def has_started(self, runner: AbstractRunner) -> bool:
         """Whether a program has been compiled."""
-        return runner in self._warm
+        return runner in self._timings
 
     def step_seconds(self, runner: AbstractRunner) -> float:
-        """Seconds of a program's step; the first call compiles it."""
-        if runner not in self._warm:
+        """Seconds per step of a program; the first call compiles it."""
+        if runner not in self._timings:
             first = {name: axis.values[axis.first] for name, axis in runner.axes.items()}
-            self._warm[runner] = warm_up(runner, jax.random.key(SEARCH_SEED), self.bench.start, first)
-        return self._warm[runner].step_s
+            self._timings[runner] = warm_up(runner, jax.random.key(SEARCH_SEED), self.bench.start, first)
+        return self._timings[runner].step_s
 
     def is_known(self, runner: AbstractRunner, setting: Setting, limit: float) -> bool:
-        """Whether a run of so many seconds has nothing new to tell: an earlier one was as long, or ended by itself."""
+        """Whether a run of that many seconds would add nothing: an earlier one was as long, or ended by itself."""
         found = self._seen.get(_key(runner, setting))
         return found is not None and (found[1] >= limit or found[0].runs[0].seconds[-1] < found[1])
 
-    def run(self, runner: AbstractRunner, setting: Setting, limit: float, nats: float = TARGETS[-1]) -> Tried:
+    def run(self, runner: AbstractRunner, setting: Setting, limit: float, nats: float = TARGETS[-1]) -> Trial:
         """Run a setting, until it is clear that it will not be the soonest within some nats."""
         self.step_seconds(runner)
         limit = min(limit, self.limit(nats))
@@ -113,17 +113,17 @@ class Trials:
             began = time.perf_counter()
             run = self.one(runner, setting, SEARCH_SEED, limit)
             self.spent += time.perf_counter() - began
-            self._seen[key] = (Tried(runner, setting, self._warm[runner].compile_s, (run,), is_final=False), limit)
+            self._seen[key] = (Trial(runner, setting, self._timings[runner].compile_s, (run,), is_final=False), limit)
             if self.goal.beyond:
                 self.optimum = max(self.optimum, *run.elbos)
         return self._seen[key][0]
 
-    def one(self, runner: AbstractRunner, setting: Setting, seed: int, limit: float) -> Run:
-        """One run on the clock."""
+    def one(self, runner: AbstractRunner, setting: Setting, seed: int, limit: float) -> TimedRun:
+        """One timed run."""
         self.step_seconds(runner)
         state = runner.start(jax.random.key(seed), self.bench.start, setting)
-        most, start_s = runner.most_steps(setting), self._warm[runner].start_s
-        return timed_run(runner, state, self.goal, limit=limit, most_steps=most, start_s=start_s)
+        most, start_s = runner.most_steps(setting), self._timings[runner].start_s
+        return time_run(runner, state, self.goal, limit=limit, most_steps=most, start_s=start_s)
 
 
 def _key(runner: AbstractRunner, setting: Setting) -> tuple[AbstractRunner, frozenset]:

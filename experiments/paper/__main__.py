@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m experiments.paper`."""
 
-from experiments.paper.command_reproduce import app
+from experiments.paper.commands import app
 
 if __name__ == "__main__":
     app(prog_name="python -m experiments.paper")

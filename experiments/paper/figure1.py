@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's figure 1: how quiet each ensemble is along one and the same sequence of weights."""
+"""The paper's figure 1: squared norm and variance of the gradient along one sequence of weights."""
 
 import dataclasses
 import time
@@ -11,8 +11,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from experiments.common.experiment import AbstractExperiment
 from experiments.paper import protocol
-from experiments.paper.experiment import AbstractExperiment
 from experiments.paper.moments import FULL, expected_sq_norm, rows_of
 from experiments.paper.sweep import COLUMNS
 from quell.combine import MomentState, Rule
@@ -27,7 +27,7 @@ NUM_BLOCKS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Figure1:
-    """Squared norm and variance of the gradient of the ELBO a datum, per evaluation of one datum.
+    """Squared norm and variance of the gradient of the ELBO per datum, per evaluation of one datum.
 
     Attributes:
         dataset: name of the data set.

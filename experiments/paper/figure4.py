@@ -11,8 +11,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
+from experiments.common.experiment import AbstractExperiment
 from experiments.paper import protocol
-from experiments.paper.experiment import AbstractExperiment
 from experiments.paper.moments import FULL, expected_sq_norm, joint_moments, rows_of
 from quell.combine import Moments, NormalWishart, isotropic, solve
 from quell.core.compilation import quick_jit

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inner products of the paper's seven variates at given weights: what figures 1 and 4 are made of."""
+"""Inner products of the paper's seven variates at given weights: the basis of figures 1 and 4."""
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,8 @@ def joint_moments(
     Args:
         gradient: with its variates.
         params: where to evaluate.
-        keys: one a group.
-        group_size: evaluations of one datum each in a group.
+        keys: one per group.
+        group_size: evaluations per group, of one datum each.
     """
     sampler = Sampler(num_replicates=group_size, batch_size=1)
     state = gradient.init(params)

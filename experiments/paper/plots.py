@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures of the reproduction, each on a light and on a dark ground; the only file of `quell.paper` that draws."""
+"""The plots of Table 1 and of figures 1 to 4."""
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from experiments.common.plots import add_legend, in_all_variants, make_panels
 from experiments.paper.figure1 import Figure1
 from experiments.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
 from experiments.paper.protocol import V0
 from experiments.paper.sweep import COLUMNS, LEARNING_RATES, SHOWN, Sweep, record_interval
 from experiments.paper.table1 import Cell
-from quell.diagnostics.theme import THEMES, in_theme, png_bytes
-
-Content = TypeVar("Content")
 
 # Okabe and Ito's palette, readable with the common forms of colour blindness; the base gradient has the colour of text.
 STYLE: dict[str, dict[str, Any]] = {
@@ -31,35 +28,11 @@ _REFERENCE = "#888888"
 _SHADES = ("#E69F00", "#56B4E9", "#009E73", "#D55E00", "#CC79A7")
 
 
-def _in_all_variants(draw: Callable[[Content, bool], Any]) -> Callable[[Content, Path], None]:
-    """Save a figure as `NAME.png`, and in `pictures/` its variants: on a dark ground, and with its panels stacked."""
-
-    @functools.wraps(draw)
-    def save(content: Content, path: Path) -> None:
-        for (shape, ground), file in picture_files(path).items():
-            file.parent.mkdir(exist_ok=True)
-            with in_theme(ground):
-                png = png_bytes(draw(content, shape == "tall"), dpi=130 if shape == "wide" else 100)
-            file.write_bytes(png)
-
-    return save
-
-
-def picture_files(path: Path) -> dict[tuple[str, str], Path]:
-    """Where the variants of a picture lie, by shape (`wide`, `tall`) and ground (`light`, `dark`)."""
-    files = {
-        (shape, ground): path.parent / "pictures" / f"{path.stem}-{shape}-{ground}.png"
-        for shape in ("wide", "tall")
-        for ground in THEMES
-    }
-    return files | {("wide", "light"): path}
-
-
-@_in_all_variants
+@in_all_variants
 def draw_table1(cells: Sequence[Cell], tall: bool) -> Any:
-    """Draw the median ELBO against the iteration, one panel a data set."""
+    """Draw the median ELBO against the iteration, one panel per data set."""
     names = list(dict.fromkeys(cell.dataset for cell in cells))
-    figure, panels = _panels(1, len(names), tall)
+    figure, panels = make_panels(1, len(names), tall=tall)
     for axes, name in zip(panels[0], names, strict=True):
         mine = [cell for cell in cells if cell.dataset == name]
         curves = [np.median(np.nan_to_num(cell.curves, nan=-np.inf), axis=0) for cell in mine]
@@ -71,10 +44,10 @@ def draw_table1(cells: Sequence[Cell], tall: bool) -> Any:
     return _finish(figure, panels, "ELBO in nats, median of the runs", tall)
 
 
-@_in_all_variants
+@in_all_variants
 def draw_figure1(result: Figure1, tall: bool) -> Any:
     """Draw squared norm and variance of the gradient along the sequence of weights."""
-    figure, panels = _panels(1, 2, tall)
+    figure, panels = make_panels(1, 2, tall=tall)
     for axes, values, title in zip(
         panels[0], (result.sq_norm.mean(2), result.variance.mean(2)), ("squared norm", "variance"), strict=True
     ):
@@ -83,14 +56,14 @@ def draw_figure1(result: Figure1, tall: bool) -> Any:
         axes.set_title(f"{result.dataset}: {title}")
         axes.set_yscale("log")
         axes.set_xlabel("iteration of one sequence of weights")
-    return _finish(figure, panels, "gradient of the ELBO a datum", tall)
+    return _finish(figure, panels, "gradient of the ELBO per datum", tall)
 
 
-@_in_all_variants
+@in_all_variants
 def draw_figure2(sweeps: Sequence[Sweep], tall: bool) -> Any:
     """Draw the ELBO against the iteration at two learning rates and at the best one for each iteration."""
     names = list(dict.fromkeys(sweep.dataset for sweep in sweeps))
-    figure, panels = _panels(len(names), 3, tall)
+    figure, panels = make_panels(len(names), 3, tall=tall)
     for row, name in zip(panels, names, strict=True):
         mine = [sweep for sweep in sweeps if sweep.dataset == name]
         curves = [[*(s.median[_nearest(s, factor)] for factor in SHOWN), s.envelope] for s in mine]
@@ -104,11 +77,11 @@ def draw_figure2(sweeps: Sequence[Sweep], tall: bool) -> Any:
     return _finish(figure, panels, "ELBO in nats, median of the runs", tall)
 
 
-@_in_all_variants
+@in_all_variants
 def draw_figure3(sweeps: Sequence[Sweep], tall: bool) -> Any:
     """Draw the final ELBO against the learning rate."""
     names = list(dict.fromkeys(sweep.dataset for sweep in sweeps))
-    figure, panels = _panels(1, len(names), tall)
+    figure, panels = make_panels(1, len(names), tall=tall)
     for axes, name in zip(panels[0], names, strict=True):
         mine = [sweep for sweep in sweeps if sweep.dataset == name]
         for sweep in mine:
@@ -121,10 +94,10 @@ def draw_figure3(sweeps: Sequence[Sweep], tall: bool) -> Any:
     return _finish(figure, panels, f"ELBO after {sweeps[0].steps} iterations, median", tall)
 
 
-@_in_all_variants
+@in_all_variants
 def draw_figure4(results: Sequence[Panel], tall: bool) -> Any:
     """Draw the expected squared norm against the prior's strength, a line for each number of evaluations."""
-    figure, panels = _panels(1, len(results), tall)
+    figure, panels = make_panels(1, len(results), tall=tall)
     for axes, panel in zip(panels[0], results, strict=True):
         for size, values, shade in zip(SAMPLE_SIZES, panel.mean, _SHADES, strict=True):
             axes.plot(STRENGTHS, values, label=f"M = {size}", color=shade, linewidth=1.8)
@@ -147,18 +120,6 @@ DRAW: dict[str, Callable[[Any, Path], None]] = {
     "figure4": draw_figure4,
 }
 """How each table and figure is drawn, by name."""
-
-
-def _panels(rows: int, columns: int, tall: bool) -> tuple[Any, list[list[Any]]]:
-    """A figure and its axes by row and column; in a tall one all of them are stacked, for a narrow screen."""
-    from matplotlib.figure import Figure
-
-    if tall:
-        figure = Figure(figsize=(4.6, 3.5 * rows * columns + 0.8), layout="constrained")
-        stacked = list(figure.subplots(rows * columns, 1, squeeze=False)[:, 0])
-        return figure, [stacked[k * columns : (k + 1) * columns] for k in range(rows)]
-    figure = Figure(figsize=(max(4.6 * columns, 6.4), 3.8 * rows), layout="constrained")
-    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
 
 
 def _line(axes: Any, x: Any, y: Any, column: str, **options: Any) -> None:
@@ -195,7 +156,6 @@ def _finish(figure: Any, panels: list[list[Any]], label: str, tall: bool) -> Any
             axes.grid(alpha=0.25)
             if k == 0 or tall:
                 axes.set_ylabel(label)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    place, columns = ("outside upper center", 3) if tall else ("outside lower center", 5)
-    figure.legend(handles, labels, loc=place, ncols=min(len(labels), columns), fontsize="small")
+    handles, _ = panels[0][0].get_legend_handles_labels()
+    add_legend(figure, handles, tall=tall)
     return figure

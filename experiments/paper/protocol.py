@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Key, PyTree
 
+from experiments.common.optimum import find_optimum
 from quell.combine import Rule
 from quell.core.compilation import quick_jit
 from quell.evaluation import Problem, Sampler, exact_elbo
@@ -43,6 +44,17 @@ def paper_optimizer(learning_rate: float | Float[Array, ""]) -> optax.GradientTr
     return optax.chain(optax.ema(MOMENTUM, debias=False), optax.scale(-1.0), optax.scale(learning_rate))
 
 
+def optimum(dataset: Dataset) -> float:
+    """The best ELBO that a full-rank Gaussian can reach, to double precision."""
+    rows = dataset.labels[:, None] * dataset.features
+    return find_optimum(_log_sigmoid, rows, np.ones(dataset.num_data)).elbo
+
+
+def _log_sigmoid(predictor: Array, target: Array) -> Array:
+    """Log likelihood of a datum whose label is folded into its features."""
+    return jax.nn.log_sigmoid(predictor)
+
+
 def elbo_curves(
     gradient: Gradient,
     *,
@@ -65,7 +77,7 @@ def elbo_curves(
         optimizer: of a learning rate.
 
     Returns:
-        The ELBO in nats; NaN once a run has left the finite numbers.
+        The ELBO in nats; NaN once a run is not finite.
     """
     root = jax.random.key(seed)
     keys = jax.vmap(lambda k: jax.random.fold_in(root, k))(jnp.arange(num_runs))

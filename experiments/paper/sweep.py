@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from experiments.common.experiment import AbstractExperiment
 from experiments.paper import protocol
-from experiments.paper.experiment import AbstractExperiment
-from experiments.paper.optimum import optimum
 from quell.paper.datasets import Dataset
 from quell.paper.ensembles import variates
 
@@ -38,7 +37,7 @@ class Sweep:
         variates: name of the ensemble.
         rates: learning rates.
         steps: taken by each run.
-        curves: exact ELBO along each run; NaN where it left the finite numbers.
+        curves: exact ELBO along each run; NaN where it is not finite.
         optimum: the best ELBO that the family can reach.
         seconds: time taken, compilation included.
     """
@@ -59,7 +58,7 @@ class Sweep:
 
     @property
     def median(self) -> Float[np.ndarray, "rate record"]:
-        """Median over the runs; minus infinity where most of them left the finite numbers."""
+        """Median over the runs; minus infinity where most of them are not finite."""
         return np.median(np.nan_to_num(self.curves, nan=-np.inf), axis=1)
 
     @property
@@ -98,7 +97,7 @@ class SweepExperiment(AbstractExperiment[Sweep]):
         column: name of an ensemble.
         factors: learning rates, as multiples of the data set's.
         num_runs: for each learning rate; run k of every ensemble and rate sees the same draws.
-        num_steps: a run.
+        num_steps: per run.
         seed: of all runs.
     """
 
@@ -136,7 +135,7 @@ class SweepExperiment(AbstractExperiment[Sweep]):
             record_every=record_interval(self.num_steps),
             seed=self.seed,
         )
-        best = optimum(data)
+        best = protocol.optimum(data)
         seconds = time.perf_counter() - began
         return Sweep(data.name, data.num_data, self.column, rates, self.num_steps, curves, best, seconds)
 

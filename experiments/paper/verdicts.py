@@ -1,140 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper's claims, each held against our runs: it holds, it does not hold, or it is undecided."""
+"""The paper's claims, each tested on our runs: it holds, it does not hold, or it is undecided."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jax.scipy.special import betainc
 from jaxtyping import Float
 
+from experiments.paper.comparison import (
+    FAILS,
+    FEWEST_RUNS,
+    HOLDS,
+    LEVEL,
+    LOST,
+    UNDECIDED,
+    Comparison,
+    Verdict,
+    compare,
+    decide,
+)
 from experiments.paper.figure1 import Figure1
 from experiments.paper.figure4 import SAMPLE_SIZES, STRENGTHS, Panel
 from experiments.paper.protocol import V0
 from experiments.paper.sweep import COLUMNS, LEARNING_RATES, SHOWN, Sweep
 from experiments.paper.table1 import Cell
 
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-LEVEL = 0.01
-"""Probability of a wrong verdict on a claim, in either direction."""
-
-FEWEST_RUNS = 5
-"""With fewer runs nothing is decided."""
-
 GROWING = ("none", "S4", "S5", "S6", "S7")
-"""The paper's ensembles, each within the next."""
+"""The paper's ensembles, each a subset of the next."""
 
 PAPER_DATASETS = ("ionosphere", "australian", "sonar")
 
 TIE = 1.0
-"""Nats by which a larger ensemble may stay behind and still do no harm."""
+"""Nats by which a larger ensemble may be worse and still do no harm."""
 
-_TRIM = 0.2
 _RESAMPLES = 500
-_LOST = -1e12
-
-
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """A claim and what became of it.
-
-    Attributes:
-        source: table or figure of the paper.
-        claim: in our words.
-        outcome: `holds`, `does not hold` or `undecided`.
-        evidence: the comparison that decided, or the least certain one.
-    """
-
-    source: str
-    claim: str
-    outcome: str
-    evidence: str
-
-    def as_json(self) -> dict[str, Any]:
-        """One entry of `verdicts` in a report."""
-        return dataclasses.asdict(self)
-
-
-class Comparison(NamedTuple):
-    """A claim's part: `difference` should be above `-margin`.
-
-    Attributes:
-        label: what was compared.
-        difference: trimmed mean over pairs.
-        error: its standard error.
-        margin: what still counts as no difference.
-        for_it: probability of data that speak so clearly for the part, if it were false.
-        against_it: probability of data that speak so clearly against it, if it were true.
-    """
-
-    label: str
-    difference: float
-    error: float
-    margin: float
-    for_it: float
-    against_it: float
-
-    def __str__(self) -> str:
-        """The comparison in words."""
-        margin = f", where {-self.margin:.2g} would do" if self.margin else ""
-        error = f"± {self.error:.2g}" if np.isfinite(self.error) else "(too few runs)"
-        size = "all runs lost" if self.difference <= 0.1 * _LOST else f"{self.difference:+.3g} {error}"
-        return f"{self.label} {size}{margin}"
-
-
-def judge(source: str, claim: str, parts: Sequence[Comparison]) -> Verdict:
-    """All parts must hold, each at the level; one part against which the data speak is enough against the claim.
-
-    A claim about many parts has many chances to fail, so the level for that is divided by their number.
-    """
-    weakest, worst = max(parts, key=lambda one: one.for_it), min(parts, key=lambda one: one.against_it)
-    if worst.against_it < LEVEL / len(parts):
-        return Verdict(source, claim, FAILS, f"against it: {worst}")
-    if weakest.for_it < LEVEL:
-        ties = sum(part.margin > 0 and part.difference < 2 * part.error for part in parts)
-        note = f"; {ties} of them show no difference" if ties else ""
-        return Verdict(source, claim, HOLDS, f"{_one_of('closest', parts)}: {weakest}{note}")
-    return Verdict(source, claim, UNDECIDED, f"{_one_of('least certain', parts)}: {weakest}")
-
-
-def _one_of(which: str, parts: Sequence[Comparison]) -> str:
-    return f"{which} of {len(parts)} comparisons" if len(parts) > 1 else "the one comparison"
-
-
-def compare(
-    label: str, better: Float[np.ndarray, "run"], worse: Float[np.ndarray, "run"], margin: float = 0.0
-) -> Comparison | None:
-    """Two quantities of the same runs: Yuen's test on the trimmed mean of their differences.
-
-    A fifth of the differences is trimmed at each end, because at large rates a run now and then takes a bad step. A run
-    that left the finite numbers counts as a very bad one; where both did there is nothing to compare.
-    """
-    both_lost = ~np.isfinite(better) & ~np.isfinite(worse)
-    pairs = [np.where(np.isfinite(side), side, _LOST)[~both_lost] for side in (better, worse)]
-    ordered = np.sort(pairs[0] - pairs[1])
-    num = ordered.size
-    if num == 0:
-        return None
-    cut = int(_TRIM * num)
-    kept = ordered[cut : num - cut]
-    difference = float(kept.mean())
-    if num < FEWEST_RUNS:
-        return Comparison(label, difference, float("nan"), margin, 1.0, 1.0)
-    winsorised = np.clip(ordered, kept[0], kept[-1])
-    error = float(winsorised.std(ddof=1) / ((1 - 2 * cut / num) * np.sqrt(num)))
-    above = difference + margin
-    if error == 0.0:
-        return Comparison(label, difference, error, margin, float(above <= 0), float(above >= 0))
-    tail = _t_tail(above / error, kept.size - 1)
-    return Comparison(label, difference, error, margin, tail, 1.0 - tail)
-
-
-def _t_tail(t: float, degrees: int) -> float:
-    """Probability that a variable of Student's distribution is above t."""
-    half = 0.5 * float(betainc(degrees / 2, 0.5, degrees / (degrees + t * t)))
-    return half if t > 0 else 1.0 - half
 
 
 def table1_verdicts(cells: Sequence[Cell]) -> list[Verdict]:
@@ -145,7 +45,7 @@ def table1_verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     grows = [_pair(row, more, fewer, TIE) for row in rows.values() for fewer, more in pairwise(GROWING)]
     singles = [("c7", "c5"), ("c7", "S4"), ("c5", "S4")]
     c7_c5, c7_s4, c5_s4 = ([_pair(row, *names) for row in rows.values()] for names in singles)
-    return _judged(
+    return _decided(
         ("Table 1", f"All seven variates together reach the best ELBO {where}", best),
         ("Table 1", f"More variates never hurt, from none over S4, S5 and S6 to S7, {where}", grows),
         ("Table 1", f"Of the single variates c7 is better than c5 {where}", c7_c5),
@@ -161,10 +61,10 @@ def figure2_verdicts(sweeps: Sequence[Sweep]) -> list[Verdict]:
         for share in (0.2, 0.4, 0.6, 0.8, 1.0):
             for column in (c for c in row if c != "S7" and "S7" in row):
                 record = round(share * (row["S7"].curves.shape[2] - 1))
-                label = f"{name}, S7 over {_words(column)} at iteration {row['S7'].iterations[record]:.0f}:"
+                label = f"{name}, S7 over {_label(column)} at iteration {row['S7'].iterations[record]:.0f}:"
                 parts.append(compare(label, _at_best_rate(row["S7"], record), _at_best_rate(row[column], record)))
     claim = f"With the best rate for each iteration all seven are ahead, on {', '.join(rows)} (nats)"
-    return _judged(("Figure 2", claim, parts))
+    return _decided(("Figure 2", claim, parts))
 
 
 def figure3_verdicts(sweeps: Sequence[Sweep]) -> list[Verdict]:
@@ -175,19 +75,19 @@ def figure3_verdicts(sweeps: Sequence[Sweep]) -> list[Verdict]:
         ratios = {column: np.round(sweep.rates / LEARNING_RATES[name], 6) for column, sweep in row.items()}
         for fewer, more in pairwise(column for column in GROWING if column in row):
             for k in np.flatnonzero(ratios[more] <= 1.0).tolist():
-                label = f"{name}, {more} over {_words(fewer)} at rate {row[more].rates[k]:.3g}:"
+                label = f"{name}, {more} over {_label(fewer)} at rate {row[more].rates[k]:.3g}:"
                 dominates.append(compare(label, row[more].curves[k, :, -1], row[fewer].curves[k, :, -1], TIE))
         if "S7" in row and "none" in row and set(SHOWN) <= set(ratios["S7"]):
             low, high = (int(np.flatnonzero(ratios["S7"] == factor)[0]) for factor in SHOWN)
             ahead = [row["S7"].curves[k, :, -1] - row["none"].curves[k, :, -1] for k in (low, high)]
             gains.append(compare(f"{name}, gain at the larger rate over gain at the smaller:", ahead[1], ahead[0]))
     where = f"on {', '.join(rows)} (nats)"
-    verdicts = _judged(
+    verdicts = _decided(
         ("Figure 3", f"At no rate up to Table 1's do more variates hurt {where}", dominates),
         ("Figure 3", f"The gain over the base gradient grows with the rate {where}", gains),
     )
     complete = {name: row for name, row in rows.items() if set(GROWING) <= set(row)}
-    return [*verdicts, _best_rate_grows(complete)] if complete else verdicts
+    return [*verdicts, _best_rate_verdict(complete)] if complete else verdicts
 
 
 def figure1_verdicts(figure: Figure1) -> list[Verdict]:
@@ -195,11 +95,11 @@ def figure1_verdicts(figure: Figure1) -> list[Verdict]:
     later = figure.variance[:, figure.steps.size // 2 :].mean(axis=1)
     logs = {column: np.log10(np.maximum(later[COLUMNS.index(column)], 1e-30)) for column in GROWING}
     parts = [
-        compare(f"{_words(fewer)} over {more}, log10:", logs[fewer], logs[more], margin=float(np.log10(1.05)))
+        compare(f"{_label(fewer)} over {more}, log10:", logs[fewer], logs[more], margin=float(np.log10(1.05)))
         for fewer, more in pairwise(GROWING)
     ]
     claim = f"In the second half of one sequence of weights on {figure.dataset} larger ensembles vary less"
-    return _judged(("Figure 1", claim, parts))
+    return _decided(("Figure 1", claim, parts))
 
 
 def figure4_verdicts(panels: Sequence[Panel]) -> list[Verdict]:
@@ -223,7 +123,7 @@ def figure4_verdicts(panels: Sequence[Panel]) -> list[Verdict]:
         old_tiny, old_best = _tiny_and_best(old, k)
         label = f"M = {SAMPLE_SIZES[k]}, cost of a tiny v0 with old moments over current ones, log10:"
         asks.append(compare(label, old_tiny - old_best, tiny - best))
-    return _judged(
+    return _decided(
         ("Figure 4", f"At v0 = {V0:g} the squared norm falls as M grows, on both data sets", falls),
         ("Figure 4", f"On the 2D data {fewest} evaluations ask for a larger v0 than a tiny one", needs),
         ("Figure 4", f"On {now.dataset} even a tiny v0 does well, from M = {SAMPLE_SIZES[1]} on", does_well),
@@ -231,17 +131,17 @@ def figure4_verdicts(panels: Sequence[Panel]) -> list[Verdict]:
     )
 
 
-def _judged(*claims: tuple[str, str, Sequence[Comparison | None]]) -> list[Verdict]:
-    """Judge the claims for which something was run."""
+def _decided(*claims: tuple[str, str, Sequence[Comparison | None]]) -> list[Verdict]:
+    """Decide the claims for which something was run."""
     parts = [(source, claim, [one for one in some if one is not None]) for source, claim, some in claims]
-    return [judge(source, claim, some) for source, claim, some in parts if some]
+    return [decide(source, claim, some) for source, claim, some in parts if some]
 
 
-def _best_rate_grows(rows: dict[str, dict[str, Sweep]]) -> Verdict:
+def _best_rate_verdict(rows: dict[str, dict[str, Sweep]]) -> Verdict:
     """Resample the runs and count how often the best rates are in order, with S7's above the base's."""
     shares = {}
     for name, row in rows.items():
-        finals = [np.nan_to_num(row[column].curves[:, :, -1], nan=_LOST) for column in GROWING]
+        finals = [np.nan_to_num(row[column].curves[:, :, -1], nan=LOST) for column in GROWING]
         num_runs = finals[0].shape[1]
         picks = np.random.default_rng(0).integers(num_runs, size=(_RESAMPLES, num_runs))
         best = np.stack([np.median(final[:, picks], axis=2).argmax(axis=0) for final in finals])
@@ -257,7 +157,7 @@ def _best_rate_grows(rows: dict[str, dict[str, Sweep]]) -> Verdict:
 def _pair(row: dict[str, Cell], better: str, worse: str, margin: float = 0.0) -> Comparison | None:
     if better not in row or worse not in row:
         return None
-    label = f"{row[better].dataset}, {better} over {_words(worse)}:"
+    label = f"{row[better].dataset}, {better} over {_label(worse)}:"
     return compare(label, row[better].curves[:, -1], row[worse].curves[:, -1], margin)
 
 
@@ -286,7 +186,7 @@ def _tiny_and_best(panel: Panel, size: int) -> tuple[Float[np.ndarray, "repetiti
     return logs[0, half:], logs[best, half:]
 
 
-def _words(column: str) -> str:
+def _label(column: str) -> str:
     return "the base gradient" if column == "none" else column
 
 

@@ -11,11 +11,10 @@ import optax
 from blackjax.optimizers.lbfgs import lbfgs_inverse_hessian_formula_1
 from blackjax.vi import fullrank_vi, meanfield_vi
 
-from experiments.bench.adam_runner import falling
+from experiments.bench.adam_runner import cosine_decay
 from experiments.bench.gaussian import Gaussian
 from experiments.bench.problems import BenchProblem
-from experiments.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method
-from experiments.bench.words import structure_text
+from experiments.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method, structure_label
 
 
 class State(NamedTuple):
@@ -31,12 +30,12 @@ class VIRunner(AbstractRunner):
 
     def __init__(self, bench: BenchProblem, batch_size: int | None, num_samples: int, axes: Any) -> None:
         self.bench, self.batch_size, self.num_samples, self.axes = bench, batch_size, num_samples, axes
-        self.label = structure_text(batch_size, num_samples)
+        self.label = structure_label(batch_size, num_samples)
         self.vi = fullrank_vi if bench.full_rank else meanfield_vi
         self._advance, self._compiled_gaussian = jax.jit(self._loop), jax.jit(self._gaussian)
 
     def _optimizer(self, rate, length):
-        return optax.adam(lambda count: rate * falling(count, length))
+        return optax.adam(lambda count: rate * cosine_decay(count, length))
 
     def start(self, key, mean, setting):
         optimizer = self._optimizer(setting["rate"], setting["length"])
@@ -87,7 +86,7 @@ class PathfinderRunner(AbstractRunner):
     axes: Any = {}  # noqa: RUF012
 
     def __init__(self, bench: BenchProblem, num_samples: int) -> None:
-        self.bench, self.label = bench, f"all rows, {num_samples} samples an iterate"
+        self.bench, self.label = bench, f"all rows, {num_samples} samples per iterate"
 
         def approximate(data, key, mean):
             state, _ = blackjax.vi.pathfinder.approximate(

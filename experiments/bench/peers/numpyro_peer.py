@@ -12,11 +12,10 @@ from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 from numpyro.infer.svi import SVIState
 
-from experiments.bench.adam_runner import falling
+from experiments.bench.adam_runner import cosine_decay
 from experiments.bench.gaussian import Gaussian
 from experiments.bench.problems import BenchProblem
-from experiments.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method
-from experiments.bench.words import structure_text
+from experiments.bench.runner import ADAM, ADAM_QUICK, AbstractRunner, Method, structure_label
 
 
 class State(NamedTuple):
@@ -32,7 +31,7 @@ class SVIRunner(AbstractRunner):
 
     def __init__(self, bench: BenchProblem, batch_size: int | None, num_particles: int, axes: Any) -> None:
         self.bench, self.batch_size, self.axes = bench, batch_size, axes
-        self.label = structure_text(batch_size, num_particles)
+        self.label = structure_label(batch_size, num_particles)
         self.loss = Trace_ELBO(num_particles=num_particles)
         guide = AutoMultivariateNormal if bench.full_rank else AutoDiagonalNormal
         self.guide = guide(bench.numpyro_model, init_loc_fn=init_to_value(values={}))
@@ -56,7 +55,7 @@ class SVIRunner(AbstractRunner):
         )
 
     def _with_optimizer(self, rate: Any, length: Any) -> SVI:
-        optimizer = numpyro.optim.Adam(lambda count: rate * falling(count, length))
+        optimizer = numpyro.optim.Adam(lambda count: rate * cosine_decay(count, length))
         svi = SVI(self.bench.numpyro_model, self.guide, optimizer, self.loss)
         svi.constrain_fn = self.svi.constrain_fn
         return svi

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """pymc-extras: the Laplace approximation and Pathfinder, each one call."""
 
-import importlib.util
 import logging
 import warnings
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,14 +11,9 @@ import numpy as np
 import pymc_extras as pmx
 
 from experiments.bench.gaussian import Gaussian
+from experiments.bench.peers import pymc_peer
 from experiments.bench.problems import BenchProblem
 from experiments.bench.runner import AbstractRunner, Method
-
-_SPEC = importlib.util.spec_from_file_location("pymc_peer", Path(__file__).with_name("pymc_peer.py"))
-assert _SPEC is not None
-assert _SPEC.loader is not None
-pymc_peer = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(pymc_peer)
 
 NUM_DRAWS = 10_000
 """Pathfinder hands out draws; its Gaussian is that of their moments."""

@@ -13,8 +13,7 @@ import pytensor.tensor as pt
 from experiments.bench.gaussian import Gaussian
 from experiments.bench.models import GROUPS, HIDDEN
 from experiments.bench.problems import BenchProblem
-from experiments.bench.runner import ADAM, AbstractRunner, Axis, Method
-from experiments.bench.words import structure_text
+from experiments.bench.runner import ADAM, AbstractRunner, Axis, Method, structure_label
 
 
 def pymc_model(bench: BenchProblem, batch_size: int | None) -> pm.Model:
@@ -77,7 +76,7 @@ class ADVIRunner(AbstractRunner):
 
     def __init__(self, bench: BenchProblem, batch_size: int | None, num_samples: int, axes: Any) -> None:
         self.bench, self.axes = bench, axes
-        self.label = structure_text(batch_size, num_samples)
+        self.label = structure_label(batch_size, num_samples)
         self.batch_size, self.num_samples, self.step = batch_size, num_samples, None
 
     def _compile(self) -> None:

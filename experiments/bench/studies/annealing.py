@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Natural-gradient steps with a rate that falls, on networks, whose ELBO has many optima: where many seeds end.
+"""Natural-gradient steps with a decaying rate, on networks, whose ELBO has many optima: where many seeds end.
 
 The steps are those of an automatic fit whose density is far from a Gaussian: ten samples, the gradient with the path of
 log q, a cosine to zero. What varies is the rate of the location, the share of it that the scale has, and the power that
 the likelihood begins with and leaves in the first third. All seeds of all settings are one program: on a GPU it
-takes seconds a network, on a CPU minutes.
+takes seconds per network, on a CPU minutes.
 
-    python benchmarks/annealing.py --seeds 32 --out annealing.json
+    python -m experiments.bench.studies.annealing --seeds 32 --out annealing.json
 """
 
 import argparse

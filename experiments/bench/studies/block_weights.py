@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights by leaf against one set of weights, and moments every few steps: noise that is left and time of a step.
+"""Weights by leaf against one set of weights, and moments every few steps: remaining noise and time per step.
 
 Moments by leaf add up to those of all parameters, so that one fit teaches both sets of weights, and both are judged on
 the same fresh draws at its end. Times are ratios of alternating runs, each at its fastest.
 
-    python benchmarks/block_weights.py --data DIRECTORY --out block_weights.json
+    python -m experiments.bench.studies.block_weights --data DIRECTORY --out block_weights.json
 """
 
 import argparse
@@ -15,14 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import general_models
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import step_cost
 
 import quell
+from experiments.bench.studies import general_models, step_cost
 from quell.combine import MomentState
 from quell.diagnostics.covariance import step_covariances, variance_with
 
@@ -93,7 +92,7 @@ def ratios(programs: dict[str, tuple[Callable[[Any], Any], Any]], repeats: int) 
 
 
 def compare(problem: quell.Problem, sampler: quell.Sampler, variates: Any, steps: int) -> dict[str, Any]:
-    """Variance that is left with one set of weights and with one a leaf, over that of the base gradient."""
+    """Remaining variance with one set of weights and with one per leaf, over that of the base gradient."""
     leaf, one = (quell.Gradient(problem, variates, sampler=sampler, rule=rule) for rule in (LEAF, ONE))
     run, start = program(leaf, steps, RATE)
     params, _, state = run(start)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much quieter the gradients of general models become, and what a step then costs.
+"""Variance reduction and cost per step of ensembles on general models.
 
 Models are plain functions with scales on a logarithmic scale; each is fitted with all variates together, and at the
 end of the fit each ensemble's own weights, learned on the way, are judged on fresh draws. `x` is how many times the
 variance of the base gradient is that of the combined one, `t` how many times a step takes as long.
 
-    python benchmarks/general_models.py --out general_models.json
+    python -m experiments.bench.studies.general_models --out general_models.json
 """
 
 import argparse
@@ -191,7 +191,7 @@ def fresh_moments(gradient: quell.Gradient, params: Any, state: Any, keys: jax.A
     return jnp.mean(jax.lax.map(one_round, keys), axis=0)
 
 
-def quieter(gradient: quell.Gradient, moments: MomentState, fresh: np.ndarray, names: tuple[str, ...]) -> float:
+def variance_ratio(gradient: quell.Gradient, moments: MomentState, fresh: np.ndarray, names: tuple[str, ...]) -> float:
     """Variance of the base gradient over that of the base gradient plus some of the variates."""
     rows = np.array([0, *(1 + list(VARIATES).index(name) for name in names)])
     some = MomentState(moments.total[np.ix_(rows, rows)], moments.mass[np.ix_(rows, rows)])
@@ -216,7 +216,7 @@ def measure(problem: quell.Problem, batch_size: int | None, steps: int, timed: l
     carry, elbo = run(gradient, start(gradient), jax.random.split(jax.random.key(0), steps))
     params, _, state = carry
     fresh = np.asarray(fresh_moments(gradient, params, state, jax.random.split(jax.random.key(1), NUM_ROUNDS)))
-    found = {name: quieter(gradient, state.moments, fresh, names) for name, names in ENSEMBLES.items()}
+    found = {name: variance_ratio(gradient, state.moments, fresh, names) for name, names in ENSEMBLES.items()}
     keys = jax.random.split(jax.random.key(2), 100)
     programs = {}
     for name in timed:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit a logistic regression whose data are larger than memory may be, and measure memory, time and the gap.
 
-    python benchmarks/larger_than_memory.py --gigabytes 20 --folder /data
+    python -m experiments.bench.studies.larger_than_memory --gigabytes 20 --folder /data
 
 The data are blocks of random features, repeated on disk with other labels in each block. The fit runs in a process of
 its own, so that its peak of resident memory is that of the fit alone. The gap to the optimum is what one more step of
@@ -95,7 +95,7 @@ def gap(folder: Path) -> None:
 
     jax.config.update("jax_enable_x64", True)
     import quell
-    from quell.fit.natural_length import natural_sq_norm
+    from quell.fit.natural_gradient import natural_sq_norm
 
     exact = quell.BaseGradient(quell.ClosedForm(full_data=True), quell.ClosedForm(), quell.ClosedForm())
     model = make_model(folder)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fit models with very many coordinates and few rows, and measure memory and time.
 
-    python benchmarks/many_parameters.py
-    python benchmarks/many_parameters.py --cases logistic-auto --dim 100000
+    python -m experiments.bench.studies.many_parameters
+    python -m experiments.bench.studies.many_parameters --cases logistic-auto --dim 100000
 
 Each case runs in a process of its own. It makes the data, fits a model of the same kind with 1000 coordinates, so that
 libraries and compiler are loaded, and then the large one. Its memory is the peak of resident memory above what was
 resident before the large fit, data included in that: on a CPU the kernel's peak (Linux only), elsewhere the device's.
-It is told in bytes, and in vectors of `d` single-precision numbers, in all and a replicate.
+It is told in bytes, and in vectors of `d` single-precision numbers, in all and per replicate.
 """
 
 import argparse
@@ -159,9 +159,9 @@ def measure(name: str, dim: int | None) -> None:
 def describe(told: dict) -> str:
     """One line of what a child has told."""
     vectors = told["bytes"] / (4 * told["dim"])
-    each = f"{vectors / told['replicates']:.1f} a replicate" if told["replicates"] > 1 else "no samples"
+    each = f"{vectors / told['replicates']:.1f} per replicate" if told["replicates"] > 1 else "no samples"
     size = f"d = {told['dim']:,}, {told['params']:,} parameters, {told['rows']} rows"
-    took = f"{told['seconds'] / told['steps']:.3f} s a step ({told['steps']} steps, compiling included)"
+    took = f"{told['seconds'] / told['steps']:.3f} s per step ({told['steps']} steps, compiling included)"
     memory = f"{told['bytes'] / 1e6:,.0f} MB above the data = {vectors:.0f} vectors, {each}"
     return f"{told['case']}: {size}; {took}; {memory}; ELBO {told['elbo'][0]:,.0f} to {told['elbo'][1]:,.0f}"
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One line changed in a NumPyro script: steps until the ELBO has settled, and the ELBO at the end.
 
-    python benchmarks/one_line_swap.py [--steps 4000] [--runs 9] [--out FILE.json]
+    python -m experiments.bench.studies.one_line_swap [--steps 4000] [--runs 9] [--out FILE.json]
 
 Logistic regression (sonar, minibatches of 20 rows through a subsampled plate) and eight schools, with four guides.
-Both sides have NumPyro's Adam at the same rate, for four rates, and the same number of model evaluations a step, and
+Both sides have NumPyro's Adam at the same rate, for four rates, and the same number of model evaluations per step, and
 are judged by NumPyro's own ELBO at the same 2,000 samples. The steps are those after which the median ELBO of the runs
 stays within 1 or 0.1 nat of the best median that any rate and either side has reached (null where it never does), and
 the gap is that at the end (null where the parameters have diverged).
@@ -66,7 +66,7 @@ def problems():
 
 
 def curves(svi_class, loss, model, guide_class, args, kwargs, *, rate, steps, runs):
-    """ELBO at the snapshots, a row a run."""
+    """ELBO at the snapshots, one row per run."""
     guide = guide_class(model, init_loc_fn=numpyro.infer.init_to_median)
     svi = svi_class(model, guide, numpyro.optim.Adam(rate), loss)
     first = svi.init(jax.random.key(0), *args, **kwargs)  # sets the guide up outside of the compiled program

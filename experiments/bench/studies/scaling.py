@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step costs on 1, 2, 4 and 8 devices: products, memory, bytes between devices, and seconds.
+"""Cost per step on 1, 2, 4 and 8 devices: products, memory, bytes between devices, and seconds.
 
 All but the seconds is read from the compiled program and is exact, whatever else the machine does. Simulated devices
 share the cores of the machine: their seconds show overhead, and no speed-up.
 
-    python benchmarks/scaling.py          # simulated CPU devices, a process for each number; seven minutes
-    python benchmarks/scaling.py --gpu    # the accelerators that are there
+    python -m experiments.bench.studies.scaling          # simulated CPU devices, one process per number, 7 minutes
+    python -m experiments.bench.studies.scaling --gpu    # the accelerators that are there
 """
 
 import argparse
@@ -27,8 +27,9 @@ import numpy as np
 import quell
 from quell.core.compilation import quick_lower
 from quell.core.devices import checked_mesh, in_use
+from quell.fit import FitOptions
 from quell.fit.loop import run_chunk
-from quell.fit.plan import FitOptions, FitPlan
+from quell.fit.plan import FitPlan
 from quell.models.quadrature import NUM_COARSE, NUM_FEW
 from quell.models.row_sum import rows_for
 
@@ -55,7 +56,7 @@ TIMED, OTHER = Sizes(65_536, 64, 1_024, 8), Sizes(98_304, 40, 512, 5)
 
 
 class Cost(NamedTuple):
-    """What one device does in a step.
+    """Cost per step of one device.
 
     Attributes:
         flops: of matrix products.
@@ -225,11 +226,12 @@ def simulate(sizes: Sizes) -> Any:
 def measure(name: str, sizes: Sizes, model: Any, num_devices: int) -> dict[str, Any]:
     program = PROGRAMS[name]
     mesh = checked_mesh("all") if num_devices > 1 else None
-    plan = FitOptions(**program.options(sizes), mesh=mesh).plan(model, program.family(sizes), jax.random.key(0))
+    options = FitOptions(**program.options(sizes), mesh=mesh)
+    plan = FitPlan.of(options, model, program.family(sizes), jax.random.key(0))
     with in_use(mesh):
         args = (plan.algorithm, plan.policy, plan.key, plan.start, jnp.asarray(1))
         compiled = quick_lower(run_chunk.__wrapped__, *args).compile()  # pyright: ignore[reportFunctionMemberAccess]
-        seconds = seconds_a_step(compiled, plan) if sizes == TIMED else None
+        seconds = seconds_per_step(compiled, plan) if sizes == TIMED else None
     cost, memory = read_program(compiled.compiled.as_text(), program.branch), compiled.compiled.memory_analysis()
     expected = program.formula(sizes, num_devices)
     if num_devices == 1:
@@ -246,7 +248,7 @@ def measure(name: str, sizes: Sizes, model: Any, num_devices: int) -> dict[str, 
     }
 
 
-def seconds_a_step(run: Callable[..., Any], plan: FitPlan) -> float:
+def seconds_per_step(run: Callable[..., Any], plan: FitPlan) -> float:
     """The fastest of three timings of many steps, after the first step, at which anchors are set."""
 
     def steps(state: Any, number: int) -> tuple[Any, float]:
@@ -294,20 +296,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure on the accelerators that are there")
     parser.add_argument("--here", action="store_true", help="measure in this process and print JSON")
-    parser.add_argument("--out", help="JSON file for the figures; in benchmarks/results by default")
+    parser.add_argument("--out", help="JSON file for the figures; in experiments/results by default")
     options = parser.parse_args()
     if options.here:
         print(json.dumps(run_here()))
         return
     if options.gpu and jax.default_backend() == "cpu":
-        parser.error("--gpu was given, and JAX sees no accelerator. Install JAX for it, or leave out --gpu.")
+        parser.error("--gpu requires an accelerator, got the CPU backend; try without --gpu.")
     parts = [run_here()] if options.gpu else [run_child(number) for number in DEVICES]
     names, rows = list(PROGRAMS), [row for part in parts for row in part["rows"]]
     rows.sort(key=lambda row: (row["num_data"] != TIMED.num_data, names.index(row["program"])))
     about = {"jax": jax.__version__, "machine": platform.machine(), "device": parts[0]["device"]}
     for sizes in (TIMED, OTHER):
         print(f"\n{sizes}\n\n{table([row for row in rows if row['num_data'] == sizes.num_data])}")
-    with open(options.out or f"benchmarks/results/scaling{'_gpu' * options.gpu}.json", "w") as file:
+    with open(options.out or f"experiments/results/scaling{'_gpu' * options.gpu}.json", "w") as file:
         json.dump({**about, "rows": rows}, file, indent=1)
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Microseconds a step: base gradient, the paper's seven variates, four cheap ones, and NumPyro's full-rank SVI.
+"""Microseconds per step: base gradient, the paper's seven variates, four cheap ones, and NumPyro's full-rank SVI.
 
 All of them in one run, at batch 10 with Adam, in one `lax.scan` each, so that the ratios mean something on a noisy
 machine. Every method is timed several times in turn and its fastest time counts.
 
-    python benchmarks/step_cost.py --out step_cost.json
+    python -m experiments.bench.studies.step_cost --out step_cost.json
 """
 
 import argparse

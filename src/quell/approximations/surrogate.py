@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network in place of the function, trained to make the combined gradient quiet."""
+"""A network in place of the function, trained to lower the variance of the combined gradient."""
 
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ class SurrogateState(NamedTuple):
 
 
 class Surrogate(AbstractApproximation):
-    r"""Replace \(f(z)\) by a network \(r_\phi(z)\), which learns to make the whole gradient quiet.
+    r"""Replace \(f(z)\) by a network \(r_\phi(z)\), which learns to lower the variance of the whole gradient.
 
     The variance of an unbiased estimator is its expected squared norm less a constant, so the gradient of the squared
     norm at the draw is an unbiased gradient of the variance. The new network is used from the next step on.
@@ -35,7 +35,7 @@ class Surrogate(AbstractApproximation):
         relaxation: for a discrete family, how its latents become continuous.
 
     Bias: none in a variate.
-    Cost: the network and its gradient a replicate, and once more for training.
+    Cost: the network and its gradient per replicate, and once more for training.
 
     References: Grathwohl et al. (2018), "Backpropagation through the void".
     """

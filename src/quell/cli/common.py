@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands share: an option, the console, errors in one line."""
+"""Shared by all commands: the seed option, the console, errors in one line."""
 
 import contextlib
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ _WIDE = 132
 
 
 def output_console() -> Console:
-    """The terminal; wide enough for a table where the output goes to a file."""
+    """The terminal, or a console wide enough for a table if stdout is not a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_WIDE)
 
 
 @contextlib.contextmanager
 def bad_parameters() -> Iterator[None]:
-    """Show a bad value as an error of the command line, not as a traceback."""
+    """Turn a `ValueError` into an error of the command line without a traceback."""
     try:
         yield
     except ValueError as error:
@@ -32,13 +32,16 @@ def bad_parameters() -> Iterator[None]:
 
 @contextlib.contextmanager
 def resumable(folder: Path) -> Iterator[None]:
-    """Say in words that work was interrupted, or that a disk is full; what is finished stays in the folder."""
+    """Print a recovery hint on Ctrl-C or a full disk; finished results stay in the folder."""
     try:
         yield
     except KeyboardInterrupt:
-        text, code = f"Interrupted. What was finished is in {folder}; the same command goes on from there.", 130
+        text, code = f"Interrupted. Finished results are in {folder}; run the same command again to resume.", 130
     except OSError as error:
-        text, code = f"A result could not be written to {folder} ({error.strerror}). Make room and type it again.", 1
+        text, code = (
+            f"A result could not be written to {folder} ({error.strerror}); make room and run it again.",
+            1,
+        )
     else:
         return
     Console(stderr=True).print(escape(text), soft_wrap=True)

@@ -41,7 +41,7 @@ def fit(
         int | None, typer.Option(help="Data per minibatch; default: all, or 100 if there are many.")
     ] = None,
     variates: Annotated[
-        str, typer.Option(help="auto (chosen during the fit), default, none, S4 to S7, or some of c1 to c7.")
+        str, typer.Option(help="auto (by rule), default, none, S4 to S7, or some of c1 to c7.")
     ] = "auto",
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Steps between checkpoints; default: one per minute.")

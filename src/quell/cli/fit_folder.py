@@ -15,7 +15,7 @@ from quell.core.atomic import write_atomically
 from quell.core.processes import are_several, is_first
 from quell.diagnostics.summary import named_leaves
 from quell.fit import FitResult
-from quell.fit.checkpoint_file import archive_bytes
+from quell.fit.checkpoint.file import archive_bytes
 
 _DRAWS = 1000
 

@@ -19,8 +19,9 @@ from quell.cli.model_file import load_model, split_target
 from quell.core.checks import check_count, check_name, check_positive
 from quell.core.processes import ProcessLost
 from quell.families import AbstractFamily
-from quell.fit.optimizer import moving_steps
-from quell.fit.plan import FitOptions, FitPlan, default_sampler
+from quell.fit import FitOptions
+from quell.fit.defaults import default_sampler, moving_steps
+from quell.fit.plan import FitPlan
 from quell.paper.ensembles import SUBSETS
 from quell.variates import VARIATES, ControlVariate
 
@@ -117,7 +118,7 @@ class FitSettings:
                 checkpoint=checkpoint,
                 mesh=mesh,
             )
-            return options.plan(model, family, jax.random.key(self.seed))
+            return FitPlan.of(options, model, family, jax.random.key(self.seed))
 
     def problem(self, *, part: int = 0, num_parts: int = 1) -> quell.Problem:
         """Read the model, and the data or one of several equal shares of it."""

@@ -19,16 +19,16 @@ from quell.core.atomic import write_atomically
 from quell.core.checks import check_count
 from quell.diagnostics.theme import png_bytes
 from quell.sweep import SweepResult, SweepRow
-from quell.sweep.piece import Piece
-from quell.sweep.plan import SweepPlan, checked_rates
-from quell.sweep.subsets import check_subset
+from quell.sweep.plan import SweepPlan
+from quell.sweep.rates import checked_rates
+from quell.sweep.subsets import SubsetResult, check_subset
 
 _RATES = "0.001,0.003,0.01,0.03,0.1"
 
 
 def sweep(
     model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py where it holds one model.")],
-    out: Annotated[Path, typer.Option(help="Folder for the table, the picture and finished subsets.")],
+    out: Annotated[Path, typer.Option(help="Folder for the table, the figure and finished subsets.")],
     data: Annotated[
         Path | None, typer.Option(help="Arrays for a MODEL that is a function: .npz, or .csv with a header.")
     ] = None,
@@ -37,7 +37,7 @@ def sweep(
     subsets: Annotated[
         str, typer.Option(help="Variates: default, none, S4 to S7, c1 to c7, or sums such as c1+c7.")
     ] = "none,default",
-    seeds: Annotated[int, typer.Option(help="Fits for each subset and rate.")] = 8,
+    seeds: Annotated[int, typer.Option(help="Fits per subset and rate.")] = 8,
     steps: Annotated[int, typer.Option(help="Of each fit.")] = 2000,
     seed: Seed = 0,
     batch_size: Annotated[
@@ -47,7 +47,7 @@ def sweep(
     num_processes: NumProcesses = None,
     process_id: ProcessId = None,
 ) -> None:
-    """Fit a model at many learning rates, from many seeds, with several sets of variates; a second run goes on."""
+    """Fit a model at many learning rates, from many seeds, with several sets of variates; a second run resumes."""
     with bad_parameters():
         listed = [name.strip() for name in subsets.split(",") if name.strip()]
         for name in listed:
@@ -78,12 +78,11 @@ def _plan(settings: FitSettings, rates: tuple[float, ...], subsets: list[str], s
     problem = settings.problem()
     with settings.explained():
         return SweepPlan.of(
-            problem.model,
-            problem.family,
+            jax.random.key(settings.seed),
+            problem,
             learning_rates=rates,
             subsets=subsets,
             num_seeds=seeds,
-            key=jax.random.key(settings.seed),
             optimizer=falling_adam(settings.steps),
             steps=settings.steps,
             sampler=settings.sampler(problem),
@@ -91,27 +90,25 @@ def _plan(settings: FitSettings, rates: tuple[float, ...], subsets: list[str], s
 
 
 def _run(plan: SweepPlan, out: Path) -> SweepResult:
-    """Run what is missing, with a line for each subset; Ctrl-C leaves what was reached."""
+    """Run what is missing, with a line per subset; Ctrl-C leaves a checkpoint."""
     errors = Console(stderr=True)
 
-    def tell(subset: str, piece: Piece, was_there: bool) -> None:
-        how = "there from an earlier run" if was_there else f"{piece.elbos.size} fits in {piece.seconds:.1f} s"
+    def report(subset: str, result: SubsetResult, was_there: bool) -> None:
+        how = "finished in an earlier run" if was_there else f"{result.elbos.size} fits in {result.seconds:.1f} s"
         errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
 
     with resumable(out), together():
-        return plan.run(out, tell)
+        return plan.run(out, report)
 
 
 def _print_outcome(result: SweepResult, settings: FitSettings, out: Path) -> None:
-    """The table, and what to type for the best of it; a sweep without any is a failure."""
+    """The table, and the command for its best row; a sweep in which all diverge is a failure."""
     console = output_console()
     best = max(result.rows, key=lambda row: row.median)
     console.print(render(result))
     console.print(escape(f"Written to {out}: sweep.png shows it."), soft_wrap=True)
     if best.median == -math.inf:
-        text = (
-            "At every learning rate half of the fits, or more, diverged. Type smaller `--rates`, and another `--out`."
-        )
+        text = "At every learning rate half of the fits, or more, diverged; try smaller `--rates` and another `--out`."
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=1)
     console.print(escape(f"To fit with the best: {_command(best, settings)}"), soft_wrap=True)
@@ -158,8 +155,7 @@ def _numbers(text: str) -> tuple[float, ...]:
         if "could not convert" not in str(error):
             raise
         raise ValueError(
-            f"`--rates` was given as {text!r}. Positive numbers, separated by commas, were needed. "
-            f"Type for example `--rates {_RATES}`."
+            f"`--rates` must be positive numbers separated by commas, got {text!r}; try `--rates {_RATES}`."
         ) from None
 
 

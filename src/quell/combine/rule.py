@@ -10,13 +10,84 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from quell.combine.moments import Held, Moments, MomentState, init_moments, observe, samples_per_mass, spread
-from quell.combine.solve import NormalWishart, isotropic, solve
+from quell.combine.solve import Joint, Moments, NormalWishart, isotropic, solve
 from quell.core.checks import check_count, check_name
+
+
+class Held(eqx.Module):
+    """What is kept between the steps at which inner products are taken.
+
+    Args:
+        step: number of steps so far.
+        joint: the latest inner products.
+    """
+
+    step: Int[Array, ""]
+    joint: Joint
+
+
+class MomentState(eqx.Module):
+    r"""What has been seen: \(\sum_s \gamma(1-\gamma)^{t-s} E_s\), and the same sum of ones.
+
+    Args:
+        total: decayed sum of joint moments.
+        mass: decayed sum of the weights, entry by entry, because a variate that was dropped at a step
+            leaves no trace there. Their ratio is the bias-corrected average.
+        held: between the steps at which inner products are taken; `None` where each step takes them.
+    """
+
+    total: Joint
+    mass: Joint
+    held: Held | None = None
+
+
+def init_moments(num_variates: int, dtype: DTypeLike, *, num_leaves: int | None = None) -> MomentState:
+    """Nothing seen yet; for one set of weights, or for one per leaf."""
+    leaves = () if num_leaves is None else (num_leaves,)
+    zeros = jnp.zeros((*leaves, num_variates + 1, num_variates + 1), dtype)
+    return MomentState(zeros, zeros)
+
+
+def observe(state: MomentState, joint: Joint, *, decay: float) -> MomentState:
+    r"""Take in the moments of one step, \(\bar E_t = (1-\gamma)\bar E_{t-1} + \gamma \hat E_t\).
+
+    Args:
+        state: of the steps before.
+        joint: inner products of this step's base gradient and variates; rows that are not finite are left out.
+        decay: \(\gamma\).
+
+    References: Geffner & Domke (2018), section 4.2.
+    """
+    usable = finite_rows(joint)
+    both = usable[..., :, None] & usable[..., None, :] & jnp.isfinite(joint)
+    total = (1.0 - decay) * state.total + decay * jnp.where(both, joint, 0.0)
+    mass = (1.0 - decay) * state.mass + decay * both
+    return MomentState(total, mass, state.held)
+
+
+def averages(state: MomentState) -> Moments:
+    """The bias-corrected averages; zero where nothing was seen."""
+    joint = state.total / jnp.where(state.mass > 0, state.mass, 1.0)
+    return Moments.from_joint(joint)
+
+
+def samples_per_mass(*, num_units: int, decay: float) -> float:
+    r"""How many samples one unit of mass stands for, so that \(M_\mathrm{eff} = B \sum_{t=1}^{T} (1-\gamma)^t\).
+
+    For \(B\) independent units per step, \(M_\mathrm{eff}\) is \(B(1-\gamma)/\gamma\) times the mass
+    \(1 - (1-\gamma)^T\) that the averages carry already.
+    """
+    return num_units * (1.0 - decay) / decay
+
+
+def finite_rows(joint: Joint) -> Bool[Array, "*leaf joint"]:
+    """Which rows are usable: those whose own squared norm and product with the base gradient are finite."""
+    own = jnp.isfinite(jnp.diagonal(joint, axis1=-2, axis2=-1))
+    return own & (jnp.isfinite(joint[..., 0]) | ~own[..., :1])
+
 
 METRICS = ("euclidean", "natural")
 
@@ -76,12 +147,7 @@ class Rule(eqx.Module):
         return MomentState(state.total, state.mass, Held(jnp.zeros((), jnp.int32), state.total))
 
     def weights(
-        self,
-        state: MomentState,
-        *,
-        num_units: int,
-        num_params: int | Sequence[int],
-        members: Sequence[int] | None = None,
+        self, state: MomentState, *, num_units: int, num_params: int | Sequence[int]
     ) -> Float[Array, "*leaf variate"]:
         """Weights from the moments of earlier steps.
 
@@ -89,32 +155,21 @@ class Rule(eqx.Module):
             state: it must not have seen the draw that is to be weighted.
             num_units: independent units per step.
             num_params: length of the gradient; where weights are learned by leaf, that of each leaf.
-            members: numbers of the variates that may have a weight; all by default.
         """
         # The average times the effective number of samples is the total times the samples that a unit of mass stands
         # for; so each variate counts by its own mass, also one that was dropped at most steps.
         num_samples = samples_per_mass(num_units=num_units, decay=self.decay)
-        num_variates = state.total.shape[-1] - 1
-        kept = np.arange(num_variates) if members is None else np.asarray(members, int)
-        rows = np.append(0, kept + 1)
-        total = state.total if members is None else state.total[..., rows[:, None], rows]
         if isinstance(num_params, int):
-            weights = self._solve(Moments.from_joint(total), num_params, num_samples, kept)
-        else:
-            leaves = [Moments.from_joint(one) for one in total]
-            pairs = zip(leaves, num_params, strict=True)
-            weights = jnp.stack([self._solve(leaf, num, num_samples, kept) for leaf, num in pairs])
-        return weights if members is None else spread(weights, members, num_variates, axes=(-1,))
+            return self._solve(Moments.from_joint(state.total), num_params, num_samples)
+        leaves = zip((Moments.from_joint(one) for one in state.total), num_params, strict=True)
+        return jnp.stack([self._solve(leaf, num, num_samples) for leaf, num in leaves])
 
-    def _solve(
-        self, total: Moments, num_params: int, num_samples: float, kept: Int[np.ndarray, "variate"]
-    ) -> Float[Array, "variate"]:
-        if not kept.size:
+    def _solve(self, total: Moments, num_params: int, num_samples: float) -> Float[Array, "variate"]:
+        num_variates = total.cross.shape[0]
+        if not num_variates:
             return total.cross
-        if self.prior is not None:
-            return solve(self.prior.part(kept), total, num_samples)
-        prior = isotropic(self.v0, num_params=num_params, num_variates=kept.size, dtype=total.cross.dtype)
-        return solve(prior, total, num_samples)
+        default = isotropic(self.v0, num_params=num_params, num_variates=num_variates, dtype=total.cross.dtype)
+        return solve(self.prior or default, total, num_samples)
 
     def observe(self, state: MomentState, joint: Float[Array, "*leaf joint joint"]) -> MomentState:
         """Take in the inner products of the current step."""

@@ -4,12 +4,24 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.linalg import cho_solve
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from quell.combine.moments import Moments
+Joint = Float[Array, "*leaf joint joint"]
+
+
+class Moments(eqx.Module):
+    r"""Second moments: \(E\,C^\top C\), \(E\,C^\top h\) and \(E\,h^\top h\)."""
+
+    gram: Float[Array, "*leaf variate variate"]
+    cross: Float[Array, "*leaf variate"]
+    base: Float[Array, "*leaf"]
+
+    @classmethod
+    def from_joint(cls, joint: Joint) -> "Moments":
+        """Split the joint matrix of inner products."""
+        return cls(joint[..., 1:, 1:], joint[..., 1:, 0], joint[..., 0, 0])
 
 
 class NormalWishart(eqx.Module):
@@ -37,10 +49,6 @@ class NormalWishart(eqx.Module):
                 f"`gram` must be a square matrix of the length of `cross`, got shapes {self.gram.shape} and "
                 f"{self.cross.shape}."
             )
-
-    def part(self, members: Int[np.ndarray, "variate"]) -> "NormalWishart":
-        """The traces of some of the variates."""
-        return NormalWishart(self.gram[members[:, None], members], self.cross[members], self.strength)
 
 
 def isotropic(v0: float, *, num_params: int, num_variates: int, dtype: DTypeLike) -> NormalWishart:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of a fit: measure, draw figures, advise, write the page."""
 
-import dataclasses
 import importlib.metadata
 import platform
 import re
@@ -25,12 +24,10 @@ from quell.diagnostics.densities import score_sample
 from quell.diagnostics.elbo import elbo_of, exact_elbo_in_chunks
 from quell.diagnostics.khat import Khat, khat_of
 from quell.diagnostics.page import Contents, ThemedFigure, check_jinja, page
-from quell.diagnostics.step_time import keep_variates
 from quell.diagnostics.summary import summarise
 from quell.diagnostics.theme import check_matplotlib, data_uri, png_bytes
 from quell.diagnostics.variance import GradientVariance, variance_from
 from quell.evaluation import has_exact_elbo
-from quell.fit.history import History
 from quell.fit.result import FitResult
 from quell.gradient import Gradient
 
@@ -66,12 +63,11 @@ def write_report(path: Path, fit: FitResult, key: Key[Array, ""], *, seconds: fl
 
 
 def gather(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Contents:
-    """Everything that the page shows; variates that are not active are left out."""
+    """Everything that the page shows."""
     began = time.perf_counter()
-    gradient, state = keep_variates(fit.gradient, fit.state, _active(fit.gradient))
-    gradient, problem = dataclasses.replace(gradient, active=None), gradient.problem
+    gradient, problem = fit.gradient, fit.problem
     draw_key, time_key, sample_key = jax.random.split(key, 3)
-    at = (gradient, fit.params, state)
+    at = (gradient, fit.params, fit.state)
     num = affordable_draws(draw_key, *at, seconds=_DRAW_SECONDS, most=_DRAWS)
     covariances = step_covariances(draw_key, *at, num=num)
     variance = variance_from(covariances, *at, num=num)
@@ -109,7 +105,7 @@ def advice_on(fit: FitResult, khat: Khat, variance: GradientVariance, found: Con
             *advice.advise_end(fit.status),
             *([] if _is_exact(fit) else advice.advise_trend(history.taken.elbo)),
             *advice.advise_khat(khat),
-            *advice.advise_variance(variance.total.ratio, len(_active(fit.gradient)), rule, reason=reason),
+            *advice.advise_variance(variance.total.ratio, len(fit.gradient.variates), rule, reason=reason),
             *advice.advise_variates(found),
             *advice.advise_weights(found.combined, found.best),
             *advice.advise_skipped(history.num_skipped, history.num_steps),
@@ -122,15 +118,10 @@ def _is_exact(fit: FitResult) -> bool:
     return fit.choice is not None and fit.choice.exact
 
 
-def _active(gradient: Gradient) -> list[int]:
-    """Indices of the variates that are used."""
-    return [k for k in range(len(gradient.variates)) if gradient.active is None or gradient.active[k]]
-
-
 def _figures(
     fit: FitResult, names: tuple[str, ...], variance: GradientVariance, found: Contributions
 ) -> list[ThemedFigure]:
-    history = _with_weights_of(fit, names)
+    history = fit.history
     figures: dict[str, Callable[..., Any]] = {
         "The ELBO over the steps": partial(plots.plot_elbo, history),
         "Squared norm of the gradient over the steps": partial(plots.plot_norms, history),
@@ -148,11 +139,6 @@ def _figures(
         ThemedFigure(title, *(data_uri(png_bytes(draw(theme=theme), dpi=_DPI)) for theme in ("light", "dark")))
         for title, draw in figures.items()
     ]
-
-
-def _with_weights_of(fit: FitResult, names: tuple[str, ...]) -> History:
-    columns = [fit.gradient.weight_names.index(name) for name in names]
-    return fit.history._replace(weights=fit.history.weights[:, columns])
 
 
 def _settings(gradient: Gradient) -> dict[str, str]:

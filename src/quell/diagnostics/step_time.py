@@ -79,7 +79,6 @@ def keep_variates(gradient: Gradient, state: GradientState, keep: Sequence[int])
         gradient,
         variates=tuple(gradient.variates[k] for k in keep),
         rule=_rule_of(gradient.rule, list(keep)),
-        active=None if gradient.active is None else tuple(gradient.active[k] for k in keep),
     )
 
     def cut(leaf: Array) -> Array:

@@ -8,12 +8,12 @@ import jax
 import optax
 from jaxtyping import Array, Key, PyTree
 
-from quell.families import draw_latents
+from quell.families.sample import draw_latents
 from quell.gradient import Gradient, GradientInfo, GradientState
 
 
 class AlgorithmState(eqx.Module):
-    """What the next step needs.
+    """State of an `Algorithm`.
 
     Args:
         params: of the family.
@@ -27,7 +27,7 @@ class AlgorithmState(eqx.Module):
 
 
 class Algorithm(eqx.Module):
-    """A quiet gradient with an optimiser, in the shape of BlackJAX's algorithms, for a loop of your own.
+    """The combined gradient with an optimiser, in the shape of BlackJAX's algorithms, for a loop of your own.
 
     All three methods are pure, and work inside `jax.jit`, `jax.lax.scan` and `jax.vmap`. `quell.fit` takes the same
     steps, with the number of the step folded into one key.
@@ -72,14 +72,14 @@ class Algorithm(eqx.Module):
             next_key: of the step after this one, where it is known; data on disk are read ahead by it.
 
         Returns:
-            The next state, and what the step tells.
+            The next state, and per-step diagnostics.
         """
         loss_grad, gradient, info = self.gradient.update(key, state.params, state.gradient, next_key=next_key)
         updates, optimizer = self.optimizer.update(loss_grad, state.optimizer, state.params)
         return AlgorithmState(optax.apply_updates(state.params, updates), optimizer, gradient), info
 
     def sample(self, key: Key[Array, ""], state: AlgorithmState, num: int) -> Any:
-        """Draw latents from the distribution reached, in the shape the model takes, with a leading axis."""
+        """Draw latents from the current distribution, in the shape the model takes, with a leading axis."""
         problem = self.gradient.problem
         return jax.vmap(problem.model.constrain)(draw_latents(key, problem.family, state.params, num))
 
@@ -88,7 +88,4 @@ def checked_optimizer(given: Any) -> optax.GradientTransformation:
     """Refuse what is not an optax optimiser."""
     if isinstance(given, optax.GradientTransformation):
         return given
-    raise TypeError(
-        f"`optimizer` was given as {given!r}. An optax optimiser was needed. "
-        "Write for example `optimizer=optax.adam(0.01)`."
-    )
+    raise TypeError(f"`optimizer` must be an optax transformation, got {given!r}; try `optimizer=optax.adam(0.01)`.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fit remembers of its steps."""
+"""Per-step diagnostics of a fit, on the host."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from quell.gradient import GradientInfo
 
 
 class History(NamedTuple):
-    """One entry a step, as NumPy arrays; see `GradientInfo` for their meaning.
+    """Per-step diagnostics as NumPy arrays, one entry per step; see `GradientInfo` for their meaning.
 
     Weights are in the order of `Gradient.weight_names`. A step that was skipped has an entry too, with `skipped` set
     and numbers that may be NaN or infinite.
@@ -27,14 +27,14 @@ class History(NamedTuple):
 
     @classmethod
     def empty(cls, num_variates: int, num_weights: int) -> "History":
-        """Of a fit that has not begun."""
+        """Of a fit that has not begun yet."""
         none = np.zeros(0)
         dropped = np.zeros((0, num_variates), bool)
         return cls(none, none, none, np.zeros((0, num_weights)), dropped, np.zeros(0, bool))
 
     @classmethod
     def from_infos(cls, infos: GradientInfo, skipped: Bool[np.ndarray, "step"]) -> "History":
-        """From what the gradient told, with a leading axis of steps."""
+        """From the diagnostics of the gradient, with a leading axis of steps."""
         found = cls(*[*(np.asarray(getattr(infos, name)) for name in cls._fields[:-1]), skipped])
         num_steps, *shape = found.weights.shape
         return found._replace(weights=found.weights.reshape(num_steps, math.prod(shape)))
@@ -44,6 +44,11 @@ class History(NamedTuple):
         """One history from pieces that follow each other; an empty one takes the dtype of the others."""
         filled = [piece for piece in pieces if piece.num_steps] or list(pieces[:1])
         return cls(*(np.concatenate([getattr(piece, name) for piece in filled]) for name in cls._fields))
+
+    def with_variates(self, num_variates: int, num_weights: int) -> "History":
+        """The history of steps without variates, with columns for those that later steps use: weights of zero."""
+        weights = np.zeros((self.num_steps, num_weights), self.weights.dtype)
+        return self._replace(weights=weights, dropped=np.zeros((self.num_steps, num_variates), bool))
 
     @property
     def num_steps(self) -> int:

@@ -10,125 +10,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.compilation import quick_jit
-from quell.core.devices import constrain_state
-from quell.fit.algorithm import Algorithm, AlgorithmState
-from quell.fit.average import TailAverage
-from quell.gradient import GradientInfo
+from quell.fit.algorithm import Algorithm
+from quell.fit.step import LoopState, StepInfo, StepPolicy, take_step
 
 BUFFER = 1024
 """Most steps of a chunk: the length of the history that a chunk returns."""
 
-
 FIT_AXIS = "fit"
 """Name of the axis of devices that fits are spread over."""
-
-
-class LoopState(eqx.Module):
-    """Where a fit stands.
-
-    Args:
-        algorithm: parameters, optimiser's state, moments, and the states of the approximations.
-        average: of the last part of the iterates; `None` where none was asked for.
-        step: number of steps done, skipped ones included.
-        skipped_in_a_row: how many of the latest steps were skipped, the one that ended the fit included.
-    """
-
-    algorithm: AlgorithmState
-    average: TailAverage | None
-    step: Int[Array, "*fit"]
-    skipped_in_a_row: Int[Array, "*fit"]
-
-    @property
-    def params(self) -> PyTree:
-        """Where the steps have led."""
-        return self.algorithm.params
-
-    @property
-    def best_params(self) -> PyTree:
-        """The average where there is one, else where the steps have led."""
-        return self.params if self.average is None else self.average.or_last(self.params)
-
-
-class StepPolicy(eqx.Module):
-    """How steps are judged; arrays, so that other numbers need no other program.
-
-    Args:
-        max_skipped: most steps in a row that may be skipped because they are not finite.
-        average_after: the iterates of steps after this many are averaged.
-        still: in as many first steps the parameters stay where they are, and only weights are learned.
-    """
-
-    max_skipped: Int[Array, ""]
-    average_after: Int[Array, ""]
-    still: Int[Array, ""]
-
-    @classmethod
-    def of(cls, *, max_skipped: int = 0, average_after: int = 0, still: int = 0) -> "StepPolicy":
-        """From plain numbers."""
-        return cls(*(jnp.asarray(number, jnp.int32) for number in (max_skipped, average_after, still)))
-
-
-class StepInfo(eqx.Module):
-    """What one step leaves in the history.
-
-    Args:
-        gradient: what the gradient told.
-        skipped: whether the step was not taken because it was not finite.
-    """
-
-    gradient: GradientInfo
-    skipped: Bool[Array, "*step"]
-
-
-def init_loop(algorithm: Algorithm, params: PyTree, *, averages: bool = False) -> LoopState:
-    """The state before the first step.
-
-    Weak types are made strong, as a step would make them: a state of other types would be compiled for twice.
-    """
-    zero = jnp.zeros((), jnp.int32)
-    state = LoopState(algorithm.init(params), TailAverage.empty(params) if averages else None, zero, zero)
-    return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
-
-
-def take_step(
-    algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState
-) -> tuple[LoopState, StepInfo]:
-    """One step; its randomness is a function of the key and the number of the step.
-
-    A step that would leave the finite numbers is skipped: all but the number of the step stays as it was. One skipped
-    step too many in a row is not counted either, and marks the end.
-    """
-    keys = (jax.random.fold_in(key, state.step + ahead) for ahead in (0, 1))
-    moved, info = algorithm.step(next(keys), state.algorithm, next_key=next(keys))
-    finite = _stays_finite(moved.params, state.algorithm.params) & _stays_finite(
-        moved.optimizer, state.algorithm.optimizer
-    )
-    reached = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.algorithm)
-    moves = state.step >= policy.still
-    here = (state.algorithm.params, state.algorithm.optimizer)
-    there = (reached.params, reached.optimizer)
-    params, optimizer = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
-    reached = AlgorithmState(params, optimizer, reached.gradient)
-    in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
-    average = state.average
-    if average is not None:
-        average = average.include(reached.params, finite & moves & (state.step >= policy.average_after))
-    counts = in_a_row <= policy.max_skipped
-    return constrain_state((LoopState(reached, average, state.step + counts, in_a_row), StepInfo(info, ~finite)))
-
-
-def _stays_finite(new: PyTree, old: PyTree) -> Bool[Array, ""]:
-    """Whether no number has become infinite or NaN; an optimiser may keep infinite ones from the start."""
-    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-    kept = [jnp.all(jnp.isfinite(n) | ~jnp.isfinite(o)) for n, o in pairs if jnp.issubdtype(n.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack(kept)) if kept else jnp.array(True)
 
 
 @quick_jit
 def run_chunk(
     algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState, until: Int[Array, ""]
 ) -> tuple[LoopState, StepInfo]:
-    """Take steps until their number is `until`, fewer if too many in a row are not finite.
+    """Take steps until their number is `until`, fewer if too many consecutive ones are not finite.
 
     The number is an argument and the history a buffer of fixed length, so that chunks of any length share
     one compiled program, and a fit does not depend on their lengths.
@@ -142,7 +38,7 @@ def run_chunks(
 ) -> tuple[LoopState, StepInfo]:
     """`run_chunk` for several fits side by side; one that has ended waits for the others.
 
-    Everything has a leading axis, one entry a fit; in the history it is the second.
+    Everything has a leading axis, one entry per fit; in the history it is the second.
     """
     return _side_by_side(algorithm, policy, keys, states, until)
 
@@ -157,7 +53,7 @@ def run_spread(
 ) -> tuple[LoopState, StepInfo]:
     """`run_chunks` with the fits spread over the devices of a mesh, a multiple of their number.
 
-    Devices do not talk to each other, and one whose fits have ended does not wait within the chunk.
+    There is no communication between devices, and one whose fits have ended does not wait within the chunk.
     """
     of_fits = jax.device_put((keys, states, until), NamedSharding(mesh, PartitionSpec(FIT_AXIS)))
     return _run_spread(mesh, algorithm, policy, *of_fits)
@@ -192,7 +88,7 @@ def _side_by_side(
 
 
 def is_going(policy: StepPolicy, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:
-    """Whether there are steps to take, and not too many in a row were skipped."""
+    """Whether there are steps to take, and not too many consecutive ones were skipped."""
     return (state.step < until) & (state.skipped_in_a_row <= policy.max_skipped)
 
 
@@ -201,7 +97,7 @@ def _repeat(
     is_going: Callable[[LoopState], Bool[Array, "*fit"]],
     state: LoopState,
 ) -> tuple[LoopState, StepInfo]:
-    """Advance while any fit is going, and keep what each step told in a buffer of fixed length."""
+    """Advance while any fit is going, and keep the diagnostics of each step in a buffer of fixed length."""
     _, like = jax.eval_shape(advance, state)
     buffer = jax.tree.map(lambda leaf: jnp.zeros((BUFFER, *leaf.shape), leaf.dtype), like)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The natural gradient as an optax transformation."""
+"""The natural gradient as an optax transformation, and the length of a gradient in the family's metric."""
 
 import functools
 from typing import Any, NamedTuple
@@ -14,26 +14,25 @@ from quell.evaluation import Problem
 from quell.families import AbstractFamily, AbstractGeometry, Capability
 
 MAX_KL = 5.0
-"""Nats that a step may go by default: what a noisy gradient, or a density that is far from Gaussian, can bear."""
+"""Default trust-region radius (KL, in nats): what a noisy gradient, or a density far from Gaussian, can bear."""
 
-MAX_KL_A_COORDINATE = 0.005
-"""The same for each coordinate, where there are thousands: a step then moves each by a tenth of its scale, and the
-number of steps to anywhere does not grow with the number of coordinates."""
-
+MAX_KL_PER_COORDINATE = 0.005
+"""The same per coordinate, where there are thousands: a step then moves each by a tenth of its scale, and the number
+of steps to anywhere does not grow with the number of coordinates."""
 
 RESPONSE = 0.3
-"""How much the self-tuned rate follows the alignment of two gradients: at most a factor of exp(0.3) a step."""
+"""How much the self-tuned rate follows the alignment of two gradients: at most a factor of exp(0.3) per step."""
 
 LEAST_RATE = 1e-4
 """Of the self-tuned rate."""
 
 
 class NaturalState(NamedTuple):
-    """What the next step needs.
+    """State of `natural_gradient`.
 
     Args:
         step: steps taken.
-        rate: of the step before, as it was wished.
+        rate: of the step before, before the trust region bounds it.
         last: the direction of the step before, which a self-tuned rate goes by. It is kept with a schedule too, so that
             a fit can change over from a self-tuned rate.
         velocity: decayed sum of directions, where there is momentum.
@@ -73,8 +72,8 @@ def natural_gradient(
             network are, a fit with `optax.cosine_decay_schedule(0.3, steps)` and a `scale_rate` of 0.5 goes on moving,
             and ends in a better one.
         momentum: \(\beta\) of Nesterov's momentum; by default 0 for full-rank and 0.9 for the others.
-        max_kl: the trust region: the rate is lowered where a step would go further than this many nats, predicted as
-            \(\tfrac12 \rho^2\, g^\top F^{-1} g\); 5 by default, or 0.005 a coordinate where that is more.
+        max_kl: trust-region radius in nats: the rate is lowered where a step would go further, predicted as
+            \(\tfrac12 \rho^2\, g^\top F^{-1} g\); 5 by default, or 0.005 per coordinate where that is more.
         scale_rate: what the rate of all parameters but the location is multiplied by; at most one. The gradient of a
             full-rank scale has a noisy entry for each pair of coordinates, and that of the location has one for
             each coordinate: where noise keeps steps short, the location can go further.
@@ -83,7 +82,7 @@ def natural_gradient(
         An optimiser for `quell.fit` and `quell.Algorithm`; `update` needs the parameters. The same arguments give the
         same object, so that nothing is compiled twice.
 
-    Cost: that of the family's geometry: a few operations a parameter for mean-field, `dim` cubed for full-rank.
+    Cost: that of the family's geometry: a few operations per parameter for mean-field, `dim` cubed for full-rank.
     Memory: the direction of the last step, as long as the parameters, and as much again for momentum.
 
     Example:
@@ -101,38 +100,57 @@ def natural_gradient(
     References: Amari (1998), "Natural gradient works efficiently in learning"; Khan & Rue (2023), "The Bayesian
     learning rule"; Almeida et al. (1998), "Parameter adaptation in stochastic optimization", for the self-tuned rate.
     """
-    if max_kl is None:
-        max_kl = max(MAX_KL, MAX_KL_A_COORDINATE * problem.family.dim)
+    if (reason := problem.family.refuses(Capability.GEOMETRY)) is not None:
+        raise ValueError(f"Natural gradients need a family with a Fisher geometry: {reason}; try `optax.adam(0.01)`.")
+    max_kl = max(MAX_KL, MAX_KL_PER_COORDINATE * problem.family.dim) if max_kl is None else max_kl
     check_positive("max_kl", max_kl)
-    if isinstance(learning_rate, int | float) and not 0 < learning_rate <= 1:
-        raise ValueError(
-            f"`learning_rate` was given as {learning_rate}. A number above 0 and at most 1, or a schedule, was needed. "
-            "Write for example `natural_gradient(problem, 0.5)`."
-        )
+    if isinstance(learning_rate, int | float):
+        _check_share("learning_rate", learning_rate)
+    _check_share("scale_rate", scale_rate)
     if momentum is not None and not 0 <= momentum < 1:
-        raise ValueError(
-            f"`momentum` was given as {momentum}. A number of at least 0 and below 1 was needed. "
-            "Write for example `natural_gradient(problem, momentum=0.9)`."
-        )
-    if not 0 < scale_rate <= 1:
-        raise ValueError(
-            f"`scale_rate` was given as {scale_rate}. A number above 0 and at most 1 was needed. "
-            "Write for example `natural_gradient(problem, scale_rate=0.5)`."
-        )
-    if not has_natural_gradient(problem.family):
-        raise ValueError(
-            f"{problem.family} was given. Natural gradients need a `MeanField`, `FullRank` or `LowRank` family. "
-            "Use another optimiser, for example `optax.adam(0.01)`."
-        )
-    by_family = problem.family.geometry.momentum
-    used = by_family if momentum is None else float(momentum)
+        raise ValueError(f"`momentum` must be at least 0 and below 1, got {momentum}.")
+    used = problem.family.geometry.momentum if momentum is None else float(momentum)
     trust, share = float(max_kl), float(scale_rate)
     return _transformation(problem.family, problem.model.num_data, learning_rate, used, trust, share)
 
 
+@functools.cache
+def harmonic_schedule(steps: int | float, init_value: int | float = 1.0) -> optax.Schedule:
+    r"""The rate \(\rho_t = \rho_0 / (1 + t/\tau)\) for natural-gradient steps with noise.
+
+    Near the optimum a natural-gradient step is \(e \leftarrow (1-\rho) e + \rho\,\text{noise}\). A rate that falls as
+    \(\tau/t\) averages the noise of the last \(t/\tau\)th part of the steps and forgets the start as \(t^{-\tau}\);
+    what is left of the noise falls as \(\tau/2t\).
+
+    Args:
+        steps: \(\tau\): a small one averages more, a large one forgets the start sooner.
+        init_value: \(\rho_0\).
+
+    Returns:
+        A schedule for `quell.natural_gradient` or any optax optimiser; the same object for the same numbers.
+
+    References: Robbins & Monro (1951); Hoffman et al. (2013), "Stochastic variational inference".
+    """
+    check_positive("steps", float(steps))
+    check_positive("init_value", float(init_value))
+    return lambda count: init_value / (1.0 + count / steps)
+
+
 def has_natural_gradient(family: AbstractFamily) -> bool:
-    """Whether `natural_gradient` knows the family's metric."""
+    """Whether the Fisher geometry of a family is known."""
     return family.refuses(Capability.GEOMETRY) is None
+
+
+def geometry_of(family: AbstractFamily) -> AbstractGeometry:
+    """The Fisher geometry of a family that has one."""
+    return family.geometry
+
+
+def natural_sq_norm(problem: Problem, params: PyTree, loss_grad: PyTree) -> Float[Array, ""]:
+    r"""\(g^\top F^{-1} g\) in nats, of a gradient of the loss \(-\mathrm{ELBO}/N\): twice what a step could gain."""
+    geometry = geometry_of(problem.family)
+    ascent = jax.tree.map(lambda leaf: -problem.model.num_data * leaf, loss_grad)
+    return geometry.sq_norm(params, geometry.direction(params, ascent))
 
 
 def is_natural(optimizer: optax.GradientTransformation) -> bool:
@@ -143,11 +161,6 @@ def is_natural(optimizer: optax.GradientTransformation) -> bool:
 def natural_num_data(optimizer: optax.GradientTransformation) -> int | None:
     """Number of data that `natural_gradient` made an optimiser for; `None` for any other optimiser."""
     return getattr(optimizer.update, "num_data", None)
-
-
-def geometry_of(family: AbstractFamily) -> AbstractGeometry:
-    """The metric of a family that has one."""
-    return family.geometry
 
 
 @functools.cache
@@ -169,8 +182,8 @@ def _transformation(
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, NaturalState]:
         if params is None:
             raise ValueError(
-                "`update` was called without parameters. A natural gradient depends on where it is taken. "
-                "Write `optimizer.update(grads, state, params)`."
+                "`params` must be given, because a natural gradient depends on where it is taken, got None; try "
+                "`optimizer.update(grads, state, params)`."
             )
         ascent = jax.tree.map(lambda leaf: -num_data * leaf, updates)
         direction = geometry.direction(params, ascent)
@@ -178,8 +191,8 @@ def _transformation(
         if learning_rate is None:
             rate = _tuned(geometry, params, direction, state)
         else:
-            wished = learning_rate(state.step) if callable(learning_rate) else learning_rate
-            rate = jnp.asarray(wished, state.rate.dtype)
+            given = learning_rate(state.step) if callable(learning_rate) else learning_rate
+            rate = jnp.asarray(given, state.rate.dtype)
         step = direction
         if momentum > 0:
             velocity = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
@@ -192,6 +205,11 @@ def _transformation(
 
     update.num_data = num_data  # pyright: ignore[reportFunctionMemberAccess]
     return optax.GradientTransformation(init, update)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 < value <= 1:
+        raise ValueError(f"`{name}` must be above 0 and at most 1, got {value}.")
 
 
 def _tuned(geometry: AbstractGeometry, params: PyTree, direction: PyTree, state: NaturalState) -> Float[Array, ""]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of a fit, checked, and the plan that they make with a problem."""
+"""The plan that options make with a problem: every default filled in, everything checked."""
 
 import dataclasses
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,130 +13,23 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from quell.combine import Rule
-from quell.core.checks import check_count, check_finite, check_key
-from quell.core.devices import check_divides, in_use, num_devices, place_rows, place_state
-from quell.core.processes import are_several, hint_if_killed
-from quell.data.access import most_rows, on_disk
-from quell.evaluation import Problem, Sampler
-from quell.families import AbstractFamily, Capability
-from quell.fit.algorithm import Algorithm, checked_optimizer
-from quell.fit.automatic import EXACT, SAMPLES, SETTLED, Tuned, Tuner
-from quell.fit.callback import Callback
-from quell.fit.checkpoint import Checkpoint
+from quell.core.devices import in_use, place_state
+from quell.evaluation import Problem
+from quell.families import AbstractFamily
+from quell.fit import defaults
+from quell.fit.algorithm import Algorithm
+from quell.fit.checkpoint import Snapshot
+from quell.fit.checkpoint.fingerprint import fingerprint
 from quell.fit.choice import Choice
-from quell.fit.early_stopping import EarlyStopping
-from quell.fit.fingerprint import fingerprint
 from quell.fit.history import History
-from quell.fit.loop import LoopState, StepPolicy, init_loop
-from quell.fit.natural_gradient import has_natural_gradient, is_natural, natural_num_data
-from quell.fit.optimizer import LEARNING_STEPS, default_optimizer, moving_steps, optimizer_for
-from quell.fit.snapshot import Snapshot
-from quell.fit.warm_start import WarmStart, walk_many, walk_one
-from quell.gradient import BaseGradient, Gradient, default_base
+from quell.fit.inputs import check_same_num_data, check_shares, checked_params, placed
+from quell.fit.method import EXACT, Method
+from quell.fit.natural_gradient import has_natural_gradient, is_natural
+from quell.fit.options import FitOptions
+from quell.fit.step import LoopState, StepPolicy, init_loop
+from quell.fit.warm_start import WarmStart, run_warm_start
+from quell.gradient import Gradient, default_base
 from quell.models import AbstractModel
-from quell.variates import ControlVariate
-
-DEFAULT_BATCH_SIZE = 100
-
-LARGEST_FULL = 2000
-"""Up to this many data a step sees all of them."""
-
-FULL_REPLICATES = 4
-"""Of a step that sees all data: on a few thousand rows as many samples take little longer than one."""
-
-NATURAL_REPLICATES = 10
-
-BELIEF = 1e-3
-"""How much an automatic fit believes that variates are useless: `v0` in the natural metric, and N times `v0` otherwise.
-Near the optimum of N data the gradient a datum has a squared norm of order 1/N, of which it must stay a small part."""
-
-
-class FitOptions(eqx.Module):
-    """What `fit` and `fit_many` are asked for; see there."""
-
-    variates: tuple[ControlVariate, ...] | Literal["auto"] = "auto"
-    optimizer: optax.GradientTransformation | None = None
-    steps: int = 2000
-    sampler: Sampler | None = None
-    base: BaseGradient | None = None
-    rule: Rule | None = None
-    params: PyTree | None = None
-    max_skipped: int = 0
-    average_from: float | None = None
-    early_stopping: EarlyStopping | None = None
-    checkpoint: Checkpoint | None = None
-    callback: Callback | None = None
-    progress: bool | None = None
-    mesh: Mesh | None = None
-
-    def __check_init__(self) -> None:
-        """Refuse what no fit can use."""
-        check_count("steps", self.steps)
-        check_count("max_skipped", self.max_skipped, least=0)
-        if self.average_from is not None and not 0 <= self.average_from < 1:
-            raise ValueError(
-                f"`average_from` was given as {self.average_from}. A fraction of the steps, at least 0 and below 1, "
-                "was needed. Write for example `average_from=0.5` for the second half."
-            )
-        _check_kind("early_stopping", self.early_stopping, EarlyStopping, "quell.EarlyStopping(tolerance=0.5)")
-        _check_kind("checkpoint", self.checkpoint, Checkpoint, "quell.Checkpoint('fit.quell')")
-        if self.callback is not None and not callable(self.callback):
-            raise TypeError(
-                f"`callback` was given as {self.callback!r}. A function of one argument was needed. "
-                "Write for example `callback=lambda progress: print(progress.step)`."
-            )
-
-    def plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
-        """What is to be done, with every default filled in; several keys make several fits."""
-        with in_use(self.mesh):
-            return self._plan(_placed(model, self.mesh), family, key)
-
-    def _plan(self, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]) -> "FitPlan":
-        problem = Problem(model, family)
-        given = None if self.optimizer is None else checked_optimizer(self.optimizer)
-        natural = has_natural_gradient(family) if given is None else is_natural(given)
-        sampler = default_sampler(model, natural=natural)
-        rule = self.rule or self._default_rule(problem, natural)
-        params = family.init() if self.params is None else _checked_params(self.params, family)
-        tuner, tuned = None, None
-        if self.variates == "auto":
-            tuner = Tuner(problem, self.sampler, self.base, rule, default_sampler=sampler, natural=natural, key=key)
-            kept = self.checkpoint.read_choice() if self.checkpoint is not None else None
-            tuned = tuner.first() if kept is None else tuner.restore(Choice.from_spec(kept))
-            gradient = tuned.gradient
-        else:
-            base = self.base or default_base(problem)
-            gradient = Gradient(problem, self.variates, base=base, sampler=self.sampler or sampler, rule=rule)
-        choice = None if tuned is None else tuned.choice
-        _check_shares(model.num_data, self.sampler)
-        if given is not None:
-            _check_made_for(given, model.num_data)
-        algorithm = Algorithm(gradient, given or optimizer_for(problem, self.steps, choice))
-        start = init_loop(algorithm, params, averages=self.average_from is not None)
-        still = 0 if tuner is None or choice is None else self.still_until(tuner, choice)
-        after = math.ceil(self.steps * (self.average_from or 0.0))
-        start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
-        return FitPlan(
-            algorithm=algorithm,
-            policy=StepPolicy.of(max_skipped=self.max_skipped, average_after=after, still=still),
-            key=place_state(key, self.mesh),
-            start=place_state(start, self.mesh),
-            options=self,
-            choice=choice,
-            tuner=tuner,
-            rough=None if tuner is None else tuner.rough,
-        )
-
-    def still_until(self, tuner: Tuner, choice: Choice) -> int:
-        """The step up to which parameters wait for weights: few steps cannot be spared, nor few that anneal."""
-        steps = self.steps - SETTLED if choice.anneals and self.optimizer is None else self.steps
-        return tuner.still_until(choice, LEARNING_STEPS) if moving_steps(steps) < steps else 0
-
-    def _default_rule(self, problem: Problem, natural: bool) -> Rule:
-        if natural and problem.family.refuses(Capability.NATURAL_METRIC) is None:
-            return Rule(v0=BELIEF, metric="natural")
-        return Rule(v0=BELIEF / problem.model.num_data) if self.variates == "auto" else Rule()
 
 
 class FitPlan(eqx.Module):
@@ -143,13 +37,12 @@ class FitPlan(eqx.Module):
 
     Args:
         algorithm: gradient and optimiser.
-        policy: what becomes of steps that are not finite, and which iterates are averaged.
+        policy: which steps move, are skipped and are averaged.
         key: of the fit, or one for each of several.
         start: the state before the first step; with a leading axis for several fits.
         options: as they were given.
         choice: what was chosen automatically; `None` where the variates were given.
-        tuner: that chose, to choose again.
-        rough: how a fit of many rows with a closed form begins.
+        method: the rule that chose.
         fit_mesh: of devices that several fits are spread over; `None` for one device.
     """
 
@@ -159,44 +52,72 @@ class FitPlan(eqx.Module):
     start: LoopState
     options: FitOptions
     choice: Choice | None = None
-    tuner: Tuner | None = None
-    rough: WarmStart | None = None
+    method: Method | None = None
     fit_mesh: Mesh | None = None
 
+    @classmethod
+    def of(
+        cls, options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]
+    ) -> "FitPlan":
+        """Plan a fit, or one fit per key."""
+        with in_use(options.mesh):
+            return _planned(options, Problem(placed(model, options.mesh), family), key)
+
     def begin(self, key: Key[Array, "*fit"], state: LoopState) -> LoopState:
-        """The state from which the first step goes."""
+        """The state from which the first step goes: after the warm start, where there is one."""
         return eqx.tree_at(lambda s: s.algorithm.params, state, self.first_params(key, state.params))
 
     def first_params(self, key: Key[Array, "*fit"], params: PyTree) -> PyTree:
-        """Near the optimum of few rows, where there are many; else those given."""
-        if self.rough is None:
+        """Those given, or the end of the warm start, where there is one."""
+        if self.warm_start is None:
             return params
-        go = walk_many if self.is_many else walk_one
-        return go(self.rough, self._walker, key, params)
+        return run_warm_start(self.warm_start, self._exact_algorithm, key, params)
 
     @property
-    def _walker(self) -> Algorithm:
-        """What walks before the fit: natural-gradient steps on closed forms, those of the fit where it takes such."""
+    def warm_start(self) -> WarmStart | None:
+        """How a fit of many rows with a closed form begins."""
+        return None if self.method is None else self.method.warm_start
+
+    @property
+    def _exact_algorithm(self) -> Algorithm:
+        """Natural-gradient steps on closed forms, for the warm start: those of the fit where it takes such."""
         if self.is_exact:
             return self.algorithm
-        problem = self.algorithm.gradient.problem
-        return Algorithm(Gradient(problem, base=EXACT), default_optimizer(problem, self.options.steps, "exact"))
+        problem, steps = self.algorithm.gradient.problem, self.options.steps
+        return Algorithm(Gradient(problem, base=EXACT), defaults.default_optimizer(problem, steps, "exact"))
 
-    def changed(self, tuned: Tuned) -> "FitPlan":
-        """The same plan with another gradient from now on, and the optimiser that goes with it."""
-        assert self.tuner is not None
-        default = optimizer_for(tuned.gradient.problem, self.options.steps, tuned.choice)
-        still = self.options.still_until(self.tuner, tuned.choice)
+    @property
+    def checks_noise(self) -> bool:
+        """Whether steps are Hessian-based, so that their noise is checked after `NOISE_CHECK_STEP` of them."""
+        return self.choice is not None and self.choice.base == "second order"
+
+    def after_noise_check(self, params: PyTree, sq_norms: Sequence[float]) -> "FitPlan | None":
+        """The plan with sampled gradients and their optimiser, where Hessian-based ones are too noisy; else `None`.
+
+        The optimiser's state fits both plans; the gradient's state is that of `start`.
+
+        Args:
+            params: where the fit stands.
+            sq_norms: of the gradients of its last steps, in the rule's metric.
+        """
+        if self.method is None or self.choice is None:
+            return None
+        choice = self.method.after_noise_check(self.choice, params, sq_norms)
+        if choice is None:
+            return None
+        gradient = self.method.gradient(choice)
+        state = place_state(gradient.init(params), self.options.mesh)
         return dataclasses.replace(
             self,
-            algorithm=Algorithm(tuned.gradient, self.options.optimizer or default),
-            choice=tuned.choice,
-            policy=eqx.tree_at(lambda p: p.still, self.policy, jnp.asarray(still, jnp.int32)),
+            algorithm=Algorithm(gradient, _optimizer(self.options, gradient.problem, choice)),
+            policy=_policy(self.options, choice),
+            start=eqx.tree_at(lambda s: s.algorithm.gradient, self.start, state),
+            choice=choice,
         )
 
     @property
     def is_exact(self) -> bool:
-        """Whether natural-gradient steps follow a gradient without noise, so that it tells when they have arrived."""
+        """Whether natural-gradient steps follow a gradient without noise, which then shows convergence."""
         return self.choice is not None and self.choice.exact and is_natural(self.algorithm.optimizer)
 
     @property
@@ -210,7 +131,7 @@ class FitPlan(eqx.Module):
         return self.key.size
 
     def fresh(self) -> Snapshot:
-        """Nothing done yet."""
+        """The snapshot before the first step."""
         none = History.empty(len(self.algorithm.gradient.variates), len(self.algorithm.gradient.weight_names))
         return Snapshot(self.start, tuple((none,) for _ in range(self.num_fits)), 0.0)
 
@@ -219,92 +140,52 @@ class FitPlan(eqx.Module):
         by_default = self.options.optimizer is None
         anneals = self.choice is not None and self.choice.anneals
         depends = by_default and (anneals or not is_natural(self.algorithm.optimizer))
-        default = f"the default for {self.options.steps} steps" if depends else "default" if by_default else "given"
-        averaged = None if self.start.average is None else int(self.policy.average_after)
-        own = fingerprint(self.algorithm.gradient, self.key, self.start)
-        few = None if self.rough is None else self.rough.num_rows
-        return {"optimizer": default, "rows of a rough start": few, "averaged after step": averaged} | own
+        own = {
+            "optimizer": f"the default for {self.options.steps} steps" * depends
+            or ("default" if by_default else "given"),
+            "rows of the warm start": None if self.warm_start is None else self.warm_start.num_rows,
+            "averaged after step": None if self.start.average is None else int(self.policy.average_after),
+        }
+        return own | fingerprint(self.algorithm.gradient, self.key, self.start)
 
 
-def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
-    """All data where they are few. Natural-gradient steps are few and long: they take more samples each.
-
-    Of data on disk a step never sees all: some, of which as many times as trial runs may take fit in memory. It does
-    not depend on the devices, so that any number of them gives the same fit.
-    """
-    sees_all = model.num_data <= LARGEST_FULL and not on_disk(model.data)
-    replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
-    if sees_all:
-        return Sampler(replicates)
-    fit_in = max(1, most_rows(model.data) // (max(SAMPLES) * replicates)) if on_disk(model.data) else DEFAULT_BATCH_SIZE
-    return Sampler(replicates, min(fit_in, DEFAULT_BATCH_SIZE))
-
-
-def _placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
-    """The model with its rows spread over a mesh, and all else on each device."""
-    if mesh is None:
-        return model
-    if on_disk(model.data):
-        raise ValueError(
-            f"`mesh` was given for {model.data}, which one process reads for one device. Rows in memory were needed. "
-            "Give each process as many of them as its memory holds, or leave out `mesh`."
-        )
-    arrays, static = eqx.partition(model, eqx.is_array)
-    with hint_if_killed("Look at what the others say, and start all of them again.", several=are_several()):
-        rows = place_rows(arrays.data, mesh)
-        others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
-    return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
+def _planned(options: FitOptions, problem: Problem, key: Key[Array, "*fit"]) -> FitPlan:
+    model, family, given = problem.model, problem.family, options.optimizer
+    natural = has_natural_gradient(family) if given is None else is_natural(given)
+    rule = options.rule or defaults.default_rule(problem, natural=natural, is_auto=options.variates == "auto")
+    params = family.init() if options.params is None else checked_params(options.params, family)
+    method, choice = None, None
+    if options.variates == "auto":
+        method = Method(problem, options.sampler, options.base, rule, natural, key)
+        kept = None if options.checkpoint is None else options.checkpoint.read_choice()
+        choice = method.first_choice() if kept is None else Choice.from_spec(kept)
+        gradient = method.gradient(choice)
+    else:
+        base, sampler = options.base or default_base(problem), options.sampler
+        sampler = sampler or defaults.default_sampler(model, natural=natural)
+        gradient = Gradient(problem, options.variates, base=base, sampler=sampler, rule=rule)
+    check_shares(model.num_data, options.sampler)
+    check_same_num_data(given, model.num_data)
+    algorithm = Algorithm(gradient, _optimizer(options, problem, choice))
+    start = init_loop(algorithm, params, averages=options.average_from is not None)
+    start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
+    key, start = place_state(key, options.mesh), place_state(start, options.mesh)
+    return FitPlan(algorithm, _policy(options, choice), key, start, options, choice, method)
 
 
-def _check_shares(num_data: int, sampler: Sampler | None) -> None:
-    """Refuse data, and minibatches that were asked for, that the devices of the mesh in use cannot divide.
-
-    Of few data each device has all, and a minibatch of the default size may be the same work on each.
-    """
-    if num_data > LARGEST_FULL:
-        check_divides(num_devices(), num_data, None, 1)
-    if sampler is not None:
-        replicates = 1 if sampler.shared else sampler.num_replicates
-        check_divides(num_devices(), num_data, sampler.batch_size, replicates)
+def _optimizer(options: FitOptions, problem: Problem, choice: Choice | None) -> optax.GradientTransformation:
+    if options.optimizer is not None:
+        return options.optimizer
+    if choice is None:
+        return defaults.default_optimizer(problem, options.steps)
+    return defaults.default_optimizer(problem, options.steps, choice.first, anneals=choice.anneals)
 
 
-def _check_made_for(optimizer: optax.GradientTransformation, num_data: int) -> None:
-    """Refuse natural-gradient steps of a problem with another number of data: theirs would be too long or too short."""
-    made_for = natural_num_data(optimizer)
-    if made_for is not None and made_for != num_data:
-        raise ValueError(
-            f"`optimizer` was given as natural-gradient steps for {made_for} data, and the fit has {num_data}. The "
-            "same number was needed; several processes have all their rows together. Leave `optimizer` out, or write "
-            "`quell.natural_gradient` for a problem with all data."
-        )
-
-
-def _checked_params(params: PyTree, family: AbstractFamily) -> PyTree:
-    """Refuse parameters to start from that are not finite numbers in the family's shape."""
-    needed = jax.eval_shape(lambda: family.init())
-    same = jax.tree.structure(needed) == jax.tree.structure(params)
-    if not (same and jax.tree.map(jnp.shape, needed) == jax.tree.map(jnp.shape, params)):
-        given = jax.tree.map(jnp.shape, params)
-        raise ValueError(
-            f"`params` were given with shapes {given}. {family} needed {jax.tree.map(jnp.shape, needed)}. "
-            "Write for example `params=family.init()` or `params=result.params` of a fit with the same family."
-        )
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf, float)), params)
-    for leaf in jax.tree.leaves(arrays):
-        check_finite("params", leaf)
-    return arrays
-
-
-def _check_kind(name: str, given: Any, kind: type, example: str) -> None:
-    if given is not None and not isinstance(given, kind):
-        raise TypeError(
-            f"`{name}` was given as {given!r}. A `quell.{kind.__name__}` was needed. "
-            f"Write for example `{name}={example}`."
-        )
-
-
-def split_key(key: Key[Array, ""], num_fits: int) -> Key[Array, "fit"]:
-    """One key for each of several fits."""
-    check_key(key)
-    check_count("num_fits", num_fits)
-    return jax.random.split(key, num_fits)
+def _policy(options: FitOptions, choice: Choice | None) -> StepPolicy:
+    anneals = choice is not None and choice.anneals and options.optimizer is None
+    steps = options.steps - defaults.NOISE_CHECK_STEP if anneals else options.steps
+    return StepPolicy.of(
+        max_skipped=options.max_skipped,
+        average_after=math.ceil(options.steps * (options.average_from or 0.0)),
+        warm_up=0 if choice is None else defaults.warm_up_until(choice, steps),
+    )

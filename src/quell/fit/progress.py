@@ -1,21 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar that is only touched between chunks."""
+"""How far a fit has come: for a callback, and as a progress bar; both between chunks only."""
 
 import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import PyTree
+
+from quell.fit.history import History
 
 Report = Callable[[int, float], None]
+"""Updates a progress bar with the steps done and the current ELBO."""
+
+
+class FitProgress(eqx.Module):
+    """How far a fit has come.
+
+    Args:
+        fit: number of the fit among those of `fit_many`; 0 for `fit`.
+        step: steps done.
+        steps: steps in all.
+        params: of the family, as they are now.
+        recent: history of the steps since the callback was called before.
+        seconds: spent so far.
+    """
+
+    fit: int
+    step: int
+    steps: int
+    params: PyTree
+    recent: History
+    seconds: float
+
+
+Callback = Callable[[FitProgress], Any]
+"""Called between chunks; returning True ends the fit."""
 
 
 def wants_bar(asked: bool | None) -> bool:
-    """Whether to show a bar; where nobody said, only with rich installed and somebody watching."""
+    """Whether to show a bar; by default if rich is installed and stderr is a terminal."""
     has_rich = importlib.util.find_spec("rich") is not None
     if asked and not has_rich:
         raise ModuleNotFoundError(
-            "`progress=True` was given, and rich is not installed. The extra `cli` was needed. "
-            "Type `pip install 'quell[cli]'`, or write `progress=False`."
+            "`progress=True` needs rich, which is not installed; try `pip install 'quell[cli]'` or `progress=False`."
         )
     return asked or (asked is None and has_rich and sys.stderr.isatty())
 

@@ -30,7 +30,7 @@ class FitResult(eqx.Module):
         params: of the family, where the fit ended.
         gradient: the problem, the variates and the settings of the fit.
         state: of the gradient, where the fit ended.
-        history: one entry a step.
+        history: per-step diagnostics.
         status: how the fit ended, with advice.
         seconds: wall-clock time, compilation included.
         choice: what was chosen automatically, and why; `None` where the variates were given.
@@ -129,7 +129,7 @@ class FitResult(eqx.Module):
             path: of the page.
             key: for the draws behind its numbers; a fixed one by default, so that two reports of one fit agree up to
                 measured times.
-            seconds: after which no more costs of variates are measured; each takes a compilation.
+            seconds: after which no more costs of variates are measured; each needs a compilation.
 
         Returns:
             The path.
@@ -139,7 +139,7 @@ class FitResult(eqx.Module):
         return write_report(Path(path), self, _or_fixed(key), seconds=seconds)
 
     def __repr__(self) -> str:
-        """Result, time, ELBO, noise removed and weights, a line each."""
+        """Result, time, ELBO, variance removed and weights, one line each."""
         problem, history = self.problem, self.history
         elbo, error = history.tail_elbo()
         spread = f" ± {error:.2f}" if math.isfinite(error) else ""
@@ -154,16 +154,15 @@ class FitResult(eqx.Module):
         if history.num_skipped:
             lines.append(f"  skipped  {history.num_skipped:,} steps, because they were not finite")
         if self.gradient.names and history.taken.num_steps:
-            lines += self._quiet_lines()
+            lines += self._variate_lines()
         return "\n".join(lines)
 
-    def _quiet_lines(self) -> list[str]:
+    def _variate_lines(self) -> list[str]:
         taken = self.history.taken
         tail = slice(-max(1, taken.num_steps // 10), None)
         base, combined = (float(np.mean(values[tail])) for values in (taken.base_sq_norm, taken.combined_sq_norm))
         weights = taken.weights[tail].mean(axis=0)
-        pairs = zip(self.gradient.weight_names, weights, strict=True)
-        listed = ", ".join(f"{n} {w:+.2f}" for n, w in pairs if w != 0 or self.gradient.active is None)
+        listed = ", ".join(f"{n} {w:+.2f}" for n, w in zip(self.gradient.weight_names, weights, strict=True))
         lines = [
             f"  gradient squared norm {combined:.3g}, {base / max(combined, 1e-300):.1f} times below the base gradient",
             f"  weights  {listed}",
@@ -176,5 +175,5 @@ class FitResult(eqx.Module):
 
 
 def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:
-    """What describes a fit that has ended is the same each time, unless another key is asked for."""
+    """A summary of a fit is the same each time, unless another key is given."""
     return jax.random.key(0) if key is None else key

@@ -8,19 +8,19 @@ class Status(enum.Enum):
     """How a fit ended; the value is what to do about it."""
 
     COMPLETED = "All steps were taken."
-    CONVERGED = "The ELBO no longer improves by more than the tolerance, as far as its noise lets us see."
-    STOPPED = "The callback asked to stop; the result holds what was reached."
+    CONVERGED = "The ELBO no longer improves by more than the tolerance, as far as its noise shows."
+    STOPPED = "The callback asked to stop; the result holds the last parameters."
     INTERRUPTED = (
-        "Interrupted; the result holds what was reached. To go on: `params=result.params` and another key, or the same "
-        "fit with `checkpoint=quell.Checkpoint(path, resume=True)` where it had a checkpoint."
+        "Interrupted; the result holds the last parameters. To go on: `params=result.params` and another key, or the "
+        "same fit with `checkpoint=quell.Checkpoint(path, resume=True)` where it had a checkpoint."
     )
     DIVERGED = (
         "A step would have made the parameters infinite or NaN; the result holds the last finite ones. "
         "Lower the learning rate, start from a smaller `init_scale`, or clip with "
         "`optax.chain(optax.clip_by_global_norm(1.0), optimizer)`. "
-        "Where only some latents are to blame, skip such steps with `max_skipped=10`."
+        "If only some draws are to blame, skip such steps with `max_skipped=10`."
     )
 
 
 class DivergenceError(RuntimeError):
-    """A fit that diverged and was asked to raise."""
+    """A fit has diverged, and `throw=True` was given."""

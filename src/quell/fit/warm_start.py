@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a fit of many rows with a closed form begins: near the optimum of few of them."""
+"""The warm start of a fit of many rows with a closed form: steps on a random subset of the data."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,23 +14,23 @@ from quell.data.access import datum_size, most_rows
 from quell.estimators import ClosedForm
 from quell.evaluation import Problem, Sampler
 from quell.fit.algorithm import Algorithm
-from quell.fit.natural_length import natural_sq_norm
+from quell.fit.natural_gradient import natural_sq_norm
 from quell.gradient import BaseGradient, Gradient
 
-FEWEST = 20_000_000
+LEAST_NUMBERS = 20_000_000
 """With fewer numbers than this in the data, the passes saved take less time than compiling one more program."""
 
 SHARE = 32
-"""One row of so many is taken."""
+"""One row in so many is taken."""
 
-ROWS_A_COORDINATE = 20
-"""But no fewer than this many for each coordinate, so that no direction is left to the prior alone."""
+ROWS_PER_COORDINATE = 20
+"""But no fewer than this many per coordinate, so that no direction is left to the prior alone."""
 
 MOST_NUMBERS = 2**27
-"""In the rows taken: they are gathered, on a mesh for each device."""
+"""Most numbers in the rows taken, which are gathered, on a mesh for each device."""
 
 LEAST_SHARE = 4
-"""Where that would be more than one row of so many, or than may be taken, all steps see all rows."""
+"""If more than one row in so many would be needed, or more than fit, there is no warm start."""
 
 MOST_STEPS = 32
 """Together about as long as one step on all rows."""
@@ -40,7 +40,7 @@ KEY_NUMBER = 2**32 - 2
 
 
 class WarmStart(eqx.Module):
-    r"""Steps on the exact gradient of the same few rows, before those on all.
+    r"""Steps on the exact gradient of a random subset of the rows, before those on all.
 
     The optimum of \(n\) random rows out of \(N\), each standing for \(N/n\), is about
     \(\tfrac{d}{2}\tfrac{N}{n}\) nats from that of all, where \(d\) counts coordinates. From there two or three steps of
@@ -53,7 +53,7 @@ class WarmStart(eqx.Module):
         num_rows: \(n\).
 
     Bias: that of some rows taken for all, which the steps on all rows remove.
-    Cost: a gather and \(n/N\) of a pass a step; memory for the rows gathered.
+    Cost: a gather, and \(n/N\) of a pass per step; memory for the rows gathered.
     """
 
     num_rows: int = eqx.field(static=True)
@@ -63,9 +63,9 @@ class WarmStart(eqx.Module):
         """With as many rows as suit a problem; `None` where nothing would be gained. Each fit gathers its own."""
         rows, data = problem.model.num_data, problem.model.data
         most = min(most_rows(data), MOST_NUMBERS // (num_fits * datum_size(data)))
-        num = min(max(rows // SHARE, ROWS_A_COORDINATE * problem.model.dim), most)
-        unfit = num < ROWS_A_COORDINATE * problem.model.dim or num > rows // LEAST_SHARE
-        return None if unfit or rows * datum_size(data) < FEWEST else cls(num)
+        num = min(max(rows // SHARE, ROWS_PER_COORDINATE * problem.model.dim), most)
+        is_unfit = num < ROWS_PER_COORDINATE * problem.model.dim or num > rows // LEAST_SHARE
+        return None if is_unfit or rows * datum_size(data) < LEAST_NUMBERS else cls(num)
 
     def gradient(self, exact: Gradient) -> Gradient:
         """The same closed forms on the rows that a key draws."""
@@ -78,48 +78,52 @@ class WarmStart(eqx.Module):
         return problem.model.dim * problem.model.num_data / self.num_rows
 
 
-class _Walk(NamedTuple):
+class _State(NamedTuple):
     params: PyTree
     optimizer: PyTree
     is_over: Bool[Array, ""]
     step: Int[Array, ""]
 
 
-def walk(rough: WarmStart, algorithm: Algorithm, key: Key[Array, ""], params: PyTree) -> PyTree:
-    """Parameters near the optimum of the rows, or the last ones that are finite.
+def run_warm_start(start: WarmStart, algorithm: Algorithm, key: Key[Array, "*fit"], params: PyTree) -> PyTree:
+    """Parameters near the optimum of the subset, or the last finite ones.
 
     Args:
-        rough: how many rows.
+        start: how many rows.
         algorithm: the exact gradient on all rows, and natural-gradient steps.
-        key: of the fit.
-        params: to start from.
+        key: of the fit, or one for each of several fits.
+        params: to start from; with a leading axis for several fits.
     """
-    gradient, optimizer = rough.gradient(algorithm.gradient), algorithm.optimizer
-    enough = rough.near_enough(gradient.problem)
-    rows_key = jax.random.fold_in(key, KEY_NUMBER)
-    nothing = gradient.init(params)
+    return (_run_one if key.ndim == 0 else _run_many)(start, algorithm, key, params)
 
-    def step(now: _Walk) -> _Walk:
-        loss_grad, _, _ = gradient.update(rows_key, now.params, nothing, next_key=rows_key)
+
+def warm_start_params(start: WarmStart, algorithm: Algorithm, key: Key[Array, ""], params: PyTree) -> PyTree:
+    """`run_warm_start` for one fit, not compiled."""
+    gradient, optimizer = start.gradient(algorithm.gradient), algorithm.optimizer
+    enough = start.near_enough(gradient.problem)
+    rows_key = jax.random.fold_in(key, KEY_NUMBER)
+    fresh = gradient.init(params)
+
+    def step(now: _State) -> _State:
+        loss_grad, _, _ = gradient.update(rows_key, now.params, fresh, next_key=rows_key)
         updates, state = optimizer.update(loss_grad, now.optimizer, now.params)
         moved = jax.tree.map(jnp.add, now.params, updates)
         gain = 0.5 * natural_sq_norm(gradient.problem, now.params, loss_grad)
         is_far, is_finite = gain > enough, _is_finite(moved)
         moves = is_finite & (is_far | (now.step > 0))
         kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), moved, now.params)
-        return _Walk(kept, state, ~(is_far & is_finite), now.step + 1)
+        return _State(kept, state, ~(is_far & is_finite), now.step + 1)
 
-    start = _Walk(params, optimizer.init(params), jnp.asarray(False), jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(lambda now: ~now.is_over & (now.step < MOST_STEPS), step, start).params
+    begin = _State(params, optimizer.init(params), jnp.asarray(False), jnp.zeros((), jnp.int32))
+    return jax.lax.while_loop(lambda now: ~now.is_over & (now.step < MOST_STEPS), step, begin).params
 
 
-walk_one = quick_jit(walk)
+_run_one = quick_jit(warm_start_params)
 
 
 @quick_jit
-def walk_many(rough: WarmStart, algorithm: Algorithm, keys: Key[Array, "fit"], params: PyTree) -> PyTree:
-    """`walk` for several fits side by side; everything has a leading axis."""
-    return jax.vmap(lambda key, one: walk(rough, algorithm, key, one))(keys, params)
+def _run_many(start: WarmStart, algorithm: Algorithm, keys: Key[Array, "fit"], params: PyTree) -> PyTree:
+    return jax.vmap(lambda key, one: warm_start_params(start, algorithm, key, one))(keys, params)
 
 
 def _is_finite(params: PyTree) -> Bool[Array, ""]:

@@ -5,7 +5,6 @@ from quell.gradient.base import BaseGradient as BaseGradient
 from quell.gradient.base import default_base as default_base
 from quell.gradient.default import candidate_variates as candidate_variates
 from quell.gradient.default import default_variates as default_variates
-from quell.gradient.default import first_active as first_active
 from quell.gradient.gradient import Gradient as Gradient
 from quell.gradient.gradient import GradientInfo as GradientInfo
 from quell.gradient.gradient import GradientState as GradientState

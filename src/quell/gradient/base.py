@@ -35,6 +35,11 @@ class BaseGradient(eqx.Module):
     prior: AbstractEstimator = Reparameterization()
     variational: AbstractEstimator = ClosedForm()
 
+    @classmethod
+    def of(cls, estimator: type[AbstractEstimator]) -> "BaseGradient":
+        """One kind of estimator for data and prior, the exact entropy for the variational term."""
+        return cls(estimator(), estimator(), ClosedForm())
+
     def refuses(self, problem: Problem) -> str | None:
         """Why the base gradient cannot be used for a problem; `None` if it can."""
         reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())

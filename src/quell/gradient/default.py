@@ -2,11 +2,10 @@
 """The variates that a fit uses when none are named."""
 
 import math
-from collections.abc import Sequence
 
 from quell.approximations import AnchoredQuadratic, Baseline, TaylorInData, TaylorInLatent
 from quell.data.access import datum_size
-from quell.estimators import AbstractEstimator, ClosedForm, TransposedReparameterization
+from quell.estimators import AbstractEstimator, ClosedForm
 from quell.evaluation import Problem, Sampler
 from quell.gradient.base import default_base
 from quell.terms import Data, Prior, Score, Variational, elbo
@@ -54,11 +53,11 @@ def default_variates(problem: Problem, sampler: Sampler | None = None) -> tuple[
 
 
 def candidate_variates(problem: Problem, sampler: Sampler) -> tuple[ControlVariate, ...]:
-    """What `variates="auto"` chooses from: the default ones, and some that pay only now and then.
+    """What `variates="auto"` uses where the gradient is sampled: those with a closed form on one side.
 
-    For a linear predictor under a Gaussian family the closed form of the data term takes the place of its expansions,
-    and on minibatches an anchored quadratic corrects for the subsampling. For a full-rank Gaussian there is the skew of
-    the data term too.
+    For linear predictors under a Gaussian family the closed form of the data term takes the place of its expansions,
+    and on minibatches an anchored quadratic corrects for the subsampling. Elsewhere they are the default ones, without
+    differences of two samples, of which no rule says where they pay.
 
     Args:
         problem: model and family.
@@ -68,26 +67,15 @@ def candidate_variates(problem: Problem, sampler: Sampler) -> tuple[ControlVaria
         A few variates, for `Gradient` or `fit`.
     """
     main = type(default_base(problem).data)()
-    if not problem.family.transports:
-        return default_variates(problem, sampler)
-    if Data().refuses_closed_form(problem) is None:
+    if problem.family.transports and Data().refuses_closed_form(problem) is None:
         found = [ControlVariate(Variational(), main, ClosedForm()), *_of_prior(problem, main)]
         found.append(ControlVariate(Data(), main, ClosedForm()))
         if _subsamples(problem, sampler):
             anchored = AnchoredQuadratic(every=_wait(problem, sampler, share=2.0, products=1))
             found.append(ControlVariate(Data(), ClosedForm(), ClosedForm(full_data=True), anchored))
-    else:
-        found = [*default_variates(problem, sampler)]
-        found.append(ControlVariate(Data(), main, TransposedReparameterization()))
-    return tuple(variate for variate in found if variate.refuses(problem) is None)
-
-
-def first_active(candidates: Sequence[ControlVariate]) -> tuple[bool, ...]:
-    """Which candidates a fit begins with: those that approximate a term, or that are exact for it.
-
-    A difference of two samples (a skew) waits until a trial run has shown that it pays.
-    """
-    return tuple(isinstance(variate.right, ClosedForm) for variate in candidates)
+        return tuple(variate for variate in found if variate.refuses(problem) is None)
+    found = default_variates(problem, sampler)
+    return tuple(variate for variate in found if isinstance(variate.right, ClosedForm))
 
 
 def _of_scores(problem: Problem, sampler: Sampler | None, main: AbstractEstimator) -> list[ControlVariate]:

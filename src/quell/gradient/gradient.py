@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quiet gradient as `init` and `update`, for any loop."""
+"""The combined gradient as `init` and `update`, for any loop."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_rows
-from quell.combine.moments import spread
 from quell.data.access import on_disk
 from quell.evaluation import Draw, Evaluation, Problem, Sampler
 from quell.families import Capability, FactoredGradient
@@ -73,7 +72,6 @@ class Gradient(eqx.Module):
         base: the unbiased gradient they are added to.
         sampler: replicates and minibatches.
         rule: how the weights are learned.
-        active: which of the variates are used; all by default. One that is not costs nothing, and has weight zero.
 
     Bias: none, because the weights come from earlier draws.
     Cost: the base gradient, the variates, their inner products, one pull-back per transport (and per leaf, where
@@ -95,7 +93,6 @@ class Gradient(eqx.Module):
     base: BaseGradient = BaseGradient()
     sampler: Sampler = Sampler()
     rule: Rule = Rule()
-    active: tuple[bool, ...] | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
         """Refuse variates that the problem does not allow, and names that are not unique."""
@@ -113,10 +110,6 @@ class Gradient(eqx.Module):
         lacks_metric = self.problem.family.refuses(Capability.NATURAL_METRIC)
         if self.rule.metric == "natural" and lacks_metric:
             raise ValueError(f"`rule.metric` cannot be 'natural': {lacks_metric}; try `Rule(metric='euclidean')`.")
-        if self.active is not None and len(self.active) != len(self.variates):
-            raise ValueError(
-                f"`active` must have one entry for each of {len(self.variates)} variates, got {len(self.active)}."
-            )
         self._check_reads()
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
@@ -209,18 +202,11 @@ class Gradient(eqx.Module):
         self, evaluation: Evaluation, samples: list[FactoredGradient], state: GradientState
     ) -> Float[Array, "*leaf joint joint"]:
         """The inner products of this step, or the latest ones where none are due."""
-
-        def products() -> Float[Array, "*leaf joint joint"]:
-            if self._members is None:
-                return self.inner_products(evaluation, samples)
-            rows = (0, *(1 + k for k in self._members))
-            some = self.inner_products(evaluation, [samples[row] for row in rows])
-            return spread(some, rows, len(samples), axes=(-2, -1))
-
         held = state.moments.held
         if held is None:
-            return products()
-        return jax.lax.cond(self.rule.is_due(state.moments), products, lambda: held.joint)
+            return self.inner_products(evaluation, samples)
+        is_due = self.rule.is_due(state.moments)
+        return jax.lax.cond(is_due, lambda: self.inner_products(evaluation, samples), lambda: held.joint)
 
     def _usable(
         self, joint: Float[Array, "*leaf joint joint"], samples: list[FactoredGradient]
@@ -266,7 +252,7 @@ class Gradient(eqx.Module):
         keep: Bool[Array, "variate"],
     ) -> tuple[PyTree, ...]:
         """The variates' states for the next step; those that learn go down the squared norm of the whole gradient."""
-        learners = [k for k, variate in enumerate(self.variates) if variate.learns and self._used[k]]
+        learners = [k for k, variate in enumerate(self.variates) if variate.learns]
         grads: list[PyTree] = [None] * len(self.variates)
         if learners:
             rest = {k: s.where(keep[k]) for k, s in enumerate(samples[1:]) if k not in learners}
@@ -278,32 +264,19 @@ class Gradient(eqx.Module):
 
             for k, grad in zip(learners, eqx.filter_grad(sq_norm)([state.variates[k] for k in learners]), strict=True):
                 grads[k] = grad
-        return tuple(
-            variate.update(evaluation, before, grad) if used else before
-            for variate, before, grad, used in zip(self.variates, state.variates, grads, self._used, strict=True)
-        )
+        triples = zip(self.variates, state.variates, grads, strict=True)
+        return tuple(variate.update(evaluation, before, grad) for variate, before, grad in triples)
 
     def weights(self, state: GradientState) -> Float[Array, "*leaf variate"]:
         """The weights that the next step will use; one row per leaf where the rule learns them by leaf."""
         family = self.problem.family
         num_params = family.num_leaf_params if self.rule.by_leaf else family.num_params
-        num_units, members = self.sampler.num_units, self._members
-        return self.rule.weights(state.moments, num_units=num_units, num_params=num_params, members=members)
+        return self.rule.weights(state.moments, num_units=self.sampler.num_units, num_params=num_params)
 
     def samples(self, evaluation: Evaluation, state: GradientState) -> list[FactoredGradient]:
         """The base gradient and the variates at one draw, factored, in nats."""
-        variates = zip(self.variates, state.variates, self._used, strict=True)
-        sampled = (v.sample(evaluation, s) if used else FactoredGradient() for v, s, used in variates)
-        return [self.base.sample(evaluation), *sampled]
-
-    @property
-    def _used(self) -> tuple[bool, ...]:
-        return (True,) * len(self.variates) if self.active is None else self.active
-
-    @property
-    def _members(self) -> tuple[int, ...] | None:
-        """Numbers of the variates that are used, where some are not."""
-        return None if all(self._used) else tuple(k for k, used in enumerate(self._used) if used)
+        variates = zip(self.variates, state.variates, strict=True)
+        return [self.base.sample(evaluation), *(variate.sample(evaluation, one) for variate, one in variates)]
 
     def inner_products(
         self, evaluation: Evaluation, samples: list[FactoredGradient]

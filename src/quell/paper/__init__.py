@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The paper: its data sets, its variates and its experiments."""
+"""The paper: its data sets, and its control variates by name."""
 
 from quell.paper.datasets import NAMES as NAMES
 from quell.paper.datasets import Dataset as Dataset

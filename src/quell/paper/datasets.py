@@ -57,7 +57,7 @@ class Dataset:
 
 
 class _Table(NamedTuple):
-    """What a file must hold: its size, and a digest of its values."""
+    """The expected contents of a file: its size, and a digest of its values."""
 
     file: str
     num_data: int
@@ -148,18 +148,18 @@ def _cache_folder() -> Path:
 def _unavailable_message(folders: list[Path], error: Exception) -> str:
     reason = "scikit-learn is not installed" if isinstance(error, ImportError) else str(error).rstrip(".")
     return (
-        f"The data set 'australian' was asked for, but there is no {_AUSTRALIAN.file} in "
-        f"{', '.join(str(folder) for folder in folders)} and the download from OpenML failed ({reason}). "
-        f"{_needed(_AUSTRALIAN)} "
-        "Type `pip install 'quell[datasets]'` and try again with a network, or put the file in a folder DIR "
-        "and type `export QUELL_DATA_DIR=DIR` (in Python: `load('australian', data_dir='DIR')`)."
+        f"The data set 'australian' needs {_AUSTRALIAN.file} or a download, got no such file in "
+        f"{', '.join(str(folder) for folder in folders)} and no download from OpenML ({reason}). "
+        "Try `pip install 'quell[datasets]'` and a network, or put the file "
+        f"({_description(_AUSTRALIAN)}) in a folder DIR and `export QUELL_DATA_DIR=DIR` "
+        "(in Python: `load('australian', data_dir='DIR')`)."
     )
 
 
-def _needed(table: _Table) -> str:
+def _description(table: _Table) -> str:
     return (
-        f"The published {table.file} was needed: a header line, then {table.num_data} rows of "
-        f"{table.num_features} features and a label 0 or 1, comma-separated, nothing missing."
+        f"a header line, then {table.num_data} rows of {table.num_features} features and a label 0 or 1, "
+        "comma-separated, nothing missing"
     )
 
 
@@ -169,8 +169,8 @@ def _read(path: Path, table: _Table) -> np.ndarray:
         return _verified(values, table)
     except ValueError as error:
         raise ValueError(
-            f"The file {path} was given, and {error}. {_needed(table)} "
-            f"Put an unchanged copy in its place, or type `rm '{path}'` so that quell looks elsewhere."
+            f"{path} must be the published {table.file} ({_description(table)}), but {error}; "
+            f"put an unchanged copy in its place, or try `rm '{path}'` so that quell looks elsewhere."
         ) from error
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep keeps in its folder: its settings, a file for each finished subset, and one for a subset on its way."""
+"""The folder of a sweep: its settings, one file per finished subset, and the checkpoint of the running one."""
 
 import hashlib
 import json
@@ -12,23 +12,23 @@ import numpy as np
 
 from quell.core.atomic import write_atomically
 from quell.fit import Checkpoint, CheckpointError
-from quell.fit.checkpoint_file import damaged, read_contents, write_contents
-from quell.fit.fingerprint import PROGRAMS, differences
-from quell.sweep.piece import Piece
+from quell.fit.checkpoint.file import damaged, read_contents, write_contents
+from quell.fit.checkpoint.fingerprint import PROGRAMS, differences, summary
+from quell.sweep.subsets import SubsetResult
 
-_MOST_NAMED = 5
+_ARRAYS = ("elbos", "errors", "diverged")
 
 
 class SweepFolder:
     """A folder with one sweep, to which subsets may be added.
 
     Args:
-        path: of the folder; it is made.
-        settings: what all subsets have in common, as JSON has it. A folder with results of others is refused.
+        path: of the folder; it is created.
+        settings: what all subsets have in common, as JSON. A folder with results of other settings is refused.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """Make the folder, or look whether what it holds belongs to this sweep."""
+        """Create the folder, or check that what it holds belongs to this sweep."""
         self.path, self.settings_file = path, path / "sweep-settings.json"
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -38,55 +38,55 @@ class SweepFolder:
             write_atomically(self.settings_file, lambda file: file.write(text.encode()))
         except OSError as error:
             raise ValueError(
-                f"`out` was given as {path}, where nothing can be written ({error.strerror}). A folder was needed. "
-                "Write for example `out='sweep'`."
+                f"`out` must be a folder that can be written, got {path} ({error.strerror}); try `out='sweep'`."
             ) from None
 
-    def find(self, subset: str, variates: dict[str, Any]) -> Piece | None:
-        """The numbers of a subset that was finished before; a file that cannot be read counts as missing.
+    def find(self, subset: str, variates: dict[str, Any]) -> SubsetResult | None:
+        """The result of a subset that was finished before; a file that cannot be read counts as missing.
 
         Args:
             subset: its name.
-            variates: in words; a finished subset with the same name and other variates is refused.
+            variates: as JSON; a finished subset with the same name and other variates is refused.
         """
-        path = self._piece(subset)
+        path = self._result(subset)
         if not path.exists():
             return None
         try:
             header, arrays = read_contents(path)
-            piece = Piece(arrays["elbos"], arrays["errors"], arrays["diverged"], float(header["seconds"]))
+            elbos, errors, diverged = (arrays[name] for name in _ARRAYS)
+            result = SubsetResult(elbos, errors, diverged, float(header["seconds"]))
         except (CheckpointError, KeyError, OSError) as error:
             warnings.warn(f"{path} cannot be read, and {subset} is fitted again: {error}", stacklevel=2)
             return None
         self._refuse(differences(header["variates"], variates, f"variates of {subset}"))
-        return piece
+        return result
 
-    def keep(self, subset: str, variates: dict[str, Any], piece: Piece) -> None:
-        """Write the numbers of a finished subset; a reader sees all of them or nothing."""
-        arrays = {name: np.asarray(getattr(piece, name)) for name in ("elbos", "errors", "diverged")}
-        header = {"subset": subset, "variates": variates, "seconds": piece.seconds}
-        write_contents(self._piece(subset), header, arrays)
+    def write(self, subset: str, variates: dict[str, Any], result: SubsetResult) -> None:
+        """Write the result of a finished subset atomically."""
+        arrays = {name: np.asarray(getattr(result, name)) for name in _ARRAYS}
+        header = {"subset": subset, "variates": variates, "seconds": result.seconds}
+        write_contents(self._result(subset), header, arrays)
         for left in self.path.glob(f"{_file_name(subset)}-*.part"):
             left.unlink()
 
     def checkpoint(self, subset: str, num_fits: int) -> Checkpoint:
-        """Where the fits of a subset are kept on their way.
+        """The checkpoint of the fits of a subset.
 
         Args:
             subset: its name.
-            num_fits: with those that fill up devices; a machine with other devices starts the subset anew.
+            num_fits: padding included; a machine with another number of devices starts the subset again.
         """
         path = self.path / f"{_file_name(subset)}-{num_fits}.part"
         if path.exists():
             try:
                 read_contents(path)
             except CheckpointError as error:
-                warnings.warn(f"{error} {subset} is fitted anew.", stacklevel=2)
+                warnings.warn(f"{error} {subset} is fitted again.", stacklevel=2)
                 path.unlink()
         return Checkpoint(path, resume=True)
 
     def _holds_results(self) -> bool:
-        return any(any(self.path.glob(f"*.{kind}")) for kind in ("piece", "part"))
+        return any(any(self.path.glob(f"*.{kind}")) for kind in ("result", "part"))
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
         try:
@@ -102,17 +102,16 @@ class SweepFolder:
     def _refuse(self, found: list[str]) -> None:
         if not found:
             return
-        more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         raise ValueError(
-            f"{self.path} holds a sweep with other settings: it differs in {'; '.join(found[:_MOST_NAMED])}{more}. "
-            "The same were needed to go on. Give them as they were, or another folder."
+            f"{self.path} holds a sweep with other settings: it differs in {summary(found)}; give the same settings, "
+            "or another folder."
         )
 
-    def _piece(self, subset: str) -> Path:
-        return self.path / f"{_file_name(subset)}.piece"
+    def _result(self, subset: str) -> Path:
+        return self.path / f"{_file_name(subset)}.result"
 
 
 def _file_name(subset: str) -> str:
-    """A name that any disk takes, and that no other subset has."""
+    """A valid file name that no other subset has."""
     slug = re.sub(r"[^A-Za-z0-9+]+", "-", subset)[:40].strip("-")
     return f"{slug}-{hashlib.sha256(subset.encode()).hexdigest()[:8]}"

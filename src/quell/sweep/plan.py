@@ -1,50 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sweep will do, and the run of it."""
+"""What a sweep will do, and the run of it: fits over the devices of a process, subsets over processes."""
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Key
 
-from quell.core.checks import check_count, check_key, check_positive
+from quell.core.checks import check_count, check_key
 from quell.core.processes import hint_if_killed, wait_for_all
 from quell.core.version import VERSION
 from quell.evaluation import Problem
-from quell.families import AbstractFamily
+from quell.fit import FitOptions, Status
+from quell.fit.checkpoint.fingerprint import array_digest, describe
+from quell.fit.defaults import default_sampler
 from quell.fit.driver import run_plan
-from quell.fit.fingerprint import array_digest, describe
+from quell.fit.loop import FIT_AXIS
 from quell.fit.natural_gradient import is_natural
-from quell.fit.plan import FitOptions, FitPlan, default_sampler
-from quell.fit.status import Status
-from quell.models import AbstractModel
+from quell.fit.options import SweepKeywords
+from quell.fit.plan import FitPlan
 from quell.sweep.folder import SweepFolder
-from quell.sweep.piece import Piece
-from quell.sweep.rates import Optimizer, optimizer_digest, rated, start_at_each
+from quell.sweep.rates import Optimizer, checked_rates, optimizer_digest, states_at, with_rate_in_state
 from quell.sweep.result import SweepResult
-from quell.sweep.spread import filled_up, local_mesh, own_share, spread
-from quell.sweep.subsets import named_subsets
+from quell.sweep.subsets import SubsetResult, named_subsets
 from quell.variates import ControlVariate
 
-ELBO_NUMBER = 2**32 - 2
+ELBO_KEY_NUMBER = 2**32 - 2
 """Folded into the key for the samples of the final ELBO; no fit has this number."""
 
 _OF_ONE_SUBSET = ("variates", "order of the variates", "state", "optimizer", "key")
 
-_GO_ON = "What is finished is in the folder: start the same sweep again, and it goes on."
+_ADVICE = "Finished subsets are in the folder: start the same sweep again, and it goes on."
 
-Tell = Callable[[str, Piece, bool], None]
-"""Called with a subset's name, its numbers, and whether they were there from an earlier run."""
-
-
-def _tell_nobody(subset: str, piece: Piece, was_there: bool) -> None:
-    pass
+Report = Callable[[str, SubsetResult, bool], None]
+"""Called with a subset's name, its result, and whether that was in the folder already."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +48,16 @@ class SweepPlan:
     """All that a sweep will do.
 
     Attributes:
-        model: likelihood, prior and data.
-        family: of the approximation.
+        problem: model and family.
         rates: learning rates.
         subsets: variates by name.
-        num_seeds: fits for each subset and rate.
-        key: split into one a seed, the same for all subsets and rates.
+        num_seeds: fits per subset and rate.
+        key: split into one per seed, the same for all subsets and rates.
         optimizer: of a rate.
         options: of all fits; variates and checkpoint are those of a subset.
     """
 
-    model: AbstractModel
-    family: AbstractFamily
+    problem: Problem
     rates: tuple[float, ...]
     subsets: dict[str, tuple[ControlVariate, ...]]
     num_seeds: int
@@ -74,24 +68,24 @@ class SweepPlan:
     @classmethod
     def of(
         cls,
-        model: AbstractModel,
-        family: AbstractFamily,
+        key: Key[Array, ""],
+        problem: Problem,
         *,
         learning_rates: Any,
         subsets: Any,
         num_seeds: int,
-        key: Key[Array, ""],
         optimizer: Optimizer,
-        **options: Any,
+        **options: Unpack[SweepKeywords],
     ) -> "SweepPlan":
-        """Check what was asked for, and fill in the defaults."""
+        """Check the arguments of a sweep, and fill in the defaults."""
         check_key(key)
         check_count("num_seeds", num_seeds)
         rates = checked_rates(learning_rates)
-        common = FitOptions(variates=(), optimizer=rated(optimizer), **options)
-        sampler = common.sampler or default_sampler(model, natural=is_natural(rated(optimizer)))
-        found = named_subsets(subsets, Problem(model, family), sampler)
-        plan = cls(model, family, rates, found, num_seeds, key, optimizer, common)
+        rated = with_rate_in_state(optimizer)
+        common = FitOptions(variates=(), optimizer=rated, **options)
+        sampler = common.sampler or default_sampler(problem.model, natural=is_natural(rated))
+        found = named_subsets(subsets, problem, sampler)
+        plan = cls(problem, rates, found, num_seeds, key, optimizer, common)
         for name in found:
             plan.single_plan(name)  # refuses what cannot be fitted before anything is
         return plan
@@ -103,107 +97,97 @@ class SweepPlan:
 
     def single_plan(self, subset: str) -> FitPlan:
         """One of the fits of a subset, for what they have in common."""
-        return dataclasses.replace(self.options, variates=self.subsets[subset]).plan(self.model, self.family, self.key)
+        options = dataclasses.replace(self.options, variates=self.subsets[subset])
+        return FitPlan.of(options, self.problem.model, self.problem.family, self.key)
 
     def fit_plan(self, subset: str, folder: SweepFolder | None = None) -> FitPlan:
-        """One program for all rates and seeds of a subset, those of the first rate first."""
-        number = np.arange(filled_up(self.num_fits)) % self.num_fits
+        """One program for all rates and seeds of a subset, those of the first rate first.
+
+        On several devices the last fits are repeated as padding, so that every device has the same number.
+        """
+        mesh = Mesh(np.array(jax.local_devices()[: self.num_fits]), (FIT_AXIS,))
+        number = np.arange(-(-self.num_fits // mesh.size) * mesh.size) % self.num_fits
         keys = jax.random.split(self.key, self.num_seeds)[number % self.num_seeds]
         rates = jnp.asarray(self.rates)[number // self.num_seeds]
         checkpoint = None if folder is None else folder.checkpoint(subset, number.size)
         options = dataclasses.replace(self.options, variates=self.subsets[subset], checkpoint=checkpoint)
-        plan = options.plan(self.model, self.family, keys)
-        started = start_at_each(self.optimizer, rates, self.family.init())
-        plan = eqx.tree_at(lambda p: p.start.algorithm.optimizer, plan, started)
-        return spread(plan, local_mesh(self.num_fits))
+        plan = FitPlan.of(options, self.problem.model, self.problem.family, keys)
+        states = states_at(self.optimizer, rates, self.problem.family.init())
+        plan = eqx.tree_at(lambda p: p.start.algorithm.optimizer, plan, states)
+        return plan if mesh.size == 1 else _spread(plan, mesh)
 
-    def run(self, out: Path | None = None, tell: Tell = _tell_nobody) -> SweepResult:
+    def run(self, out: Path | None = None, report: Report | None = None) -> SweepResult:
         """Fit what is not in the folder yet, and make the table.
 
         Args:
             out: folder for finished subsets and the table; several processes need one that all of them see.
-            tell: hears of each subset of this process, as its numbers are there.
+            report: called for each subset of this process, as soon as it has a result.
         """
-        if out is None and jax.process_count() > 1:
+        num_processes, process = jax.process_count(), jax.process_index()
+        if out is None and num_processes > 1:
             raise ValueError(
-                f"`out` was left out in a sweep of {jax.process_count()} processes. A folder that all of them see was "
-                "needed. Write for example `out='sweep'`."
+                f"`out` must be a folder that all {num_processes} processes see, got None; try `out='sweep'`."
             )
-        if (idle := jax.process_count() - len(self.subsets)) > 0 and jax.process_index() == 0:
-            warnings.warn(f"Processes share out the subsets, and {idle} of them have nothing to do.", stacklevel=2)
+        if (idle := num_processes - len(self.subsets)) > 0 and process == 0:
+            warnings.warn(f"Processes share the subsets, and {idle} of them have nothing to do.", stacklevel=2)
         folder = None if out is None else SweepFolder(out, self.settings())
-        found = {} if folder is None else {name: folder.find(name, self._words(name)) for name in self.subsets}
-        pieces: dict[str, Piece] = {}
-        with hint_if_killed(_GO_ON, several=jax.process_count() > 1):
-            for name in own_share(list(self.subsets)):
+        found = {} if folder is None else {name: folder.find(name, self._described(name)) for name in self.subsets}
+        results: dict[str, SubsetResult] = {}
+        with hint_if_killed(_ADVICE, several=num_processes > 1):
+            for name in list(self.subsets)[process::num_processes]:
                 kept = found.get(name)
-                pieces[name] = self._fit(name, folder) if kept is None else kept
-                tell(name, pieces[name], kept is not None)
-            wait_for_all(_GO_ON)
-        result = self._result([pieces.get(name) or self._of_others(name, folder) for name in self.subsets])
-        if out is not None and jax.process_index() == 0:
-            result.to_json(out / "sweep.json")
-            result.to_csv(out / "sweep.csv")
-        return result
+                results[name] = self._fit(name, folder) if kept is None else kept
+                if report is not None:
+                    report(name, results[name], kept is not None)
+            wait_for_all(_ADVICE)
+        complete = {name: results.get(name) or self._of_others(name, folder) for name in self.subsets}
+        rows = [row for name, result in complete.items() for row in result.rows(name, self.rates)]
+        table = SweepResult(tuple(rows), self.options.steps)
+        if out is not None and process == 0:
+            table.to_json(out / "sweep.json")
+            table.to_csv(out / "sweep.csv")
+        return table
 
     def settings(self) -> dict[str, Any]:
-        """What all subsets have in common, in words that can be compared."""
-        words = self.single_plan(next(iter(self.subsets))).fingerprint()
-        shared = {name: value for name, value in words.items() if name not in _OF_ONE_SUBSET}
-        own = {
+        """What all subsets have in common, as JSON."""
+        own = self.single_plan(next(iter(self.subsets))).fingerprint()
+        return {
             "learning rates": list(self.rates),
             "seeds": self.num_seeds,
             "steps": self.options.steps,
-            "optimizer": optimizer_digest(self.optimizer, self.family.init()),
+            "optimizer": optimizer_digest(self.optimizer, self.problem.family.init()),
             "key": f"{jax.random.key_impl(self.key)} {array_digest(self.key)}",
             "quell": VERSION,
             "jax": jax.__version__,
-        }
-        return own | shared
+        } | {name: value for name, value in own.items() if name not in _OF_ONE_SUBSET}
 
-    def _fit(self, subset: str, folder: SweepFolder | None) -> Piece:
-        """Run the fits of a subset; Ctrl-C leaves them in the folder."""
-        results = run_plan(self.fit_plan(subset, folder))[: self.num_fits]
-        if any(result.status is Status.INTERRUPTED for result in results):
+    def _fit(self, subset: str, folder: SweepFolder | None) -> SubsetResult:
+        """Run the fits of a subset; Ctrl-C leaves their checkpoint in the folder."""
+        fits = run_plan(self.fit_plan(subset, folder))[: self.num_fits]
+        if any(fit.status is Status.INTERRUPTED for fit in fits):
             raise KeyboardInterrupt
-        key = jax.random.fold_in(self.key, ELBO_NUMBER)
-        piece = Piece.of(results, Problem(self.model, self.family), key, num_rates=len(self.rates))
+        key = jax.random.fold_in(self.key, ELBO_KEY_NUMBER)
+        result = SubsetResult.of(key, self.problem, fits, num_rates=len(self.rates))
         if folder is not None:
-            folder.keep(subset, self._words(subset), piece)
-        return piece
+            folder.write(subset, self._described(subset), result)
+        return result
 
-    def _of_others(self, subset: str, folder: SweepFolder | None) -> Piece:
+    def _of_others(self, subset: str, folder: SweepFolder | None) -> SubsetResult:
         assert folder is not None, "several processes have one"
-        found = folder.find(subset, self._words(subset))
+        found = folder.find(subset, self._described(subset))
         if found is None:
             raise ValueError(
-                f"{folder.path} lacks {subset!r}, which another process has fitted. A folder that all processes see "
-                "was needed. Give one on a shared disk, and start the same sweep again: it goes on."
+                f"`out` must be a folder that all processes see, got {folder.path}, which lacks {subset!r} of another "
+                "process; give one on a shared disk, and start the same sweep again."
             )
         return found
 
-    def _words(self, subset: str) -> dict[str, Any]:
+    def _described(self, subset: str) -> dict[str, Any]:
         return {variate.name: describe(variate) for variate in self.subsets[subset]}
 
-    def _result(self, pieces: Sequence[Piece]) -> SweepResult:
-        named = zip(self.subsets, pieces, strict=True)
-        rows = [row for name, piece in named for row in piece.rows(name, self.rates)]
-        return SweepResult(tuple(rows), self.options.steps)
 
-
-def checked_rates(given: Any) -> tuple[float, ...]:
-    """Refuse learning rates that are not different positive numbers."""
-    listed = tuple(np.asarray(list(given)).ravel().tolist()) if isinstance(given, Iterable) else ()
-    if not listed:
-        raise ValueError(
-            f"`learning_rates` was given as {given!r}. A list of at least one was needed. "
-            "Write for example `learning_rates=(0.001, 0.01, 0.1)`."
-        )
-    for rate in listed:
-        check_positive("learning_rates", rate)
-    if len(set(listed)) < len(listed):
-        raise ValueError(
-            f"`learning_rates` was given as {listed}, with one of them twice. Different ones were needed. "
-            "Leave one of them out, and write `num_seeds=` for more fits at each."
-        )
-    return tuple(float(rate) for rate in listed)
+def _spread(plan: FitPlan, mesh: Mesh) -> FitPlan:
+    """The same plan with its fits over several devices; each holds all the data."""
+    arrays, rest = eqx.partition(plan.algorithm, eqx.is_array)
+    everywhere = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
+    return dataclasses.replace(plan, algorithm=eqx.combine(everywhere, rest), fit_mesh=mesh)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a sweep; the only file of `quell.sweeping` that draws."""
+"""The figure of a sweep; the only file of `quell.sweep` that draws."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,14 +8,14 @@ import numpy as np
 
 from quell.core.checks import check_name
 from quell.diagnostics.theme import PALETTE, THEMES, check_matplotlib, in_theme
-from quell.sweep.row import SweepRow
+from quell.sweep.result import SweepRow
 
 _WIDTH, _HEIGHT = 5.4, 3.8
 _MARKERS = "osD^vPX"
 
 
 def draw_sweep(rows: Sequence[SweepRow], *, theme: str) -> Any:
-    """Draw the final ELBO against the learning rate, a line and a band a subset."""
+    """Draw the final ELBO against the learning rate, a line and a band per subset."""
     check_name("theme", theme, THEMES)
     check_matplotlib()
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def _draw_subset(axes: Any, number: int, rows: Sequence[SweepRow], *, floor: flo
         axes: to draw on.
         number: of the subset.
         rows: of the subset.
-        floor: out of sight; what is below it is drawn there.
+        floor: below the visible range; lower values are drawn there.
     """
     rows = sorted(rows, key=lambda row: row.learning_rate)
     rates, name = [row.learning_rate for row in rows], rows[0].subset
@@ -59,7 +59,7 @@ def _draw_subset(axes: Any, number: int, rows: Sequence[SweepRow], *, floor: flo
 
 
 def _limits(rows: Sequence[SweepRow]) -> tuple[float, float]:
-    """All, or four times the room that the upper half of the medians takes where others are far down."""
+    """Limits of the ELBO axis: all values, or four times the range of the upper half where others are far below."""
     drawn = [row for row in rows if np.isfinite(row.median)]
     if not drawn:
         return 0.0, 1.0
@@ -70,6 +70,6 @@ def _limits(rows: Sequence[SweepRow]) -> tuple[float, float]:
 
 
 def _finite(values: Sequence[float]) -> np.ndarray:
-    """What is not finite is not drawn."""
+    """Values that are not finite become NaN, which is not drawn."""
     given = np.asarray(values, float)
     return np.where(np.isfinite(given), given, np.nan)

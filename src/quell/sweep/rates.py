@@ -2,92 +2,88 @@
 """A learning rate that is a number in the optimiser's state, so that fits at many rates share one program."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from quell.fit.fingerprint import program_digest
+from quell.core.checks import check_positive
+from quell.fit.checkpoint.fingerprint import program_digest
 from quell.fit.natural_gradient import natural_num_data
 
 Optimizer = Callable[[Any], optax.GradientTransformation]
 """Of a learning rate."""
 
-
-class RatedState(NamedTuple):
-    """What the next step needs.
-
-    Args:
-        rate: the learning rate; no step changes it.
-        inner: the state of the optimiser at that rate.
-    """
-
-    rate: Float[Array, "*fit"]
-    inner: PyTree
+_EXAMPLE = "try `optimizer=optax.adam`, or `optimizer=lambda rate: optax.sgd(rate, momentum=0.9)`."
 
 
 @functools.lru_cache(maxsize=16)
-def rated(optimizer: Optimizer) -> optax.GradientTransformation:
-    """The optimiser with its rate in its state; one object for each, so that a second sweep finds the program."""
-    num_data = natural_num_data(_checked(optimizer))
+def with_rate_in_state(optimizer: Optimizer) -> optax.GradientTransformation:
+    """The optimiser with its rate in its state; one object for each, so that a second sweep finds the program.
 
-    def init(params: PyTree) -> RatedState:
-        return start_at(optimizer, jnp.ones((), _dtype(params)), params)
-
-    def update(updates: PyTree, state: Any, params: PyTree | None = None) -> tuple[PyTree, RatedState]:
-        moves, inner = optimizer(state.rate).update(updates, state.inner, params)
-        return moves, RatedState(state.rate, inner)
-
-    if num_data is not None:
-        update.num_data = num_data  # pyright: ignore[reportFunctionMemberAccess]
-    return optax.GradientTransformation(init, update)
+    Only the rate is injected: other numbers of the optimiser stay constants of the program.
+    """
+    made = _checked(optimizer)
+    injected = optax.inject_hyperparams(lambda rate: optimizer(rate))(rate=1.0)
+    if (num_data := natural_num_data(made)) is not None:
+        injected.update.num_data = num_data  # pyright: ignore[reportAttributeAccessIssue]
+    return injected
 
 
-def start_at(optimizer: Optimizer, rate: Float[Array, ""], params: PyTree) -> RatedState:
-    """The state before the first step at a rate."""
-    return RatedState(rate, optimizer(rate).init(params))
+def states_at(optimizer: Optimizer, rates: Float[Array, "fit"], params: PyTree) -> PyTree:
+    """The optimiser's states before the first step, one per rate; strong types, as `init_loop` makes them."""
 
+    def at(rate: Float[Array, ""]) -> PyTree:
+        return optax.inject_hyperparams(lambda rate: optimizer(rate))(rate=rate).init(params)
 
-def start_at_each(optimizer: Optimizer, rates: Float[Array, "fit"], params: PyTree) -> RatedState:
-    """The states of several fits; strong types, as in `quell.fitting.loop.init_loop`."""
-    states = jax.vmap(lambda rate: start_at(optimizer, rate, params))(rates.astype(_dtype(params)))
+    states = jax.vmap(at)(rates.astype(jnp.result_type(*jax.tree.leaves(params))))
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), states)
 
 
 def optimizer_digest(optimizer: Optimizer, params: PyTree) -> str:
     """A digest of the program of one step, whatever its rate."""
 
-    def step(rate: Float[Array, ""], grads: PyTree, params: PyTree) -> PyTree:
-        return rated(optimizer).update(grads, start_at(optimizer, rate, params), params)
+    def step(grads: PyTree, params: PyTree) -> PyTree:
+        injected = with_rate_in_state(optimizer)
+        return injected.update(grads, injected.init(params), params)
 
-    return program_digest(step, jax.ShapeDtypeStruct((), _dtype(params)), params, params)
+    return program_digest(step, params, params)
+
+
+def checked_rates(given: Any) -> tuple[float, ...]:
+    """Refuse learning rates that are not different positive numbers."""
+    listed = tuple(np.asarray(list(given)).ravel().tolist()) if isinstance(given, Iterable) else ()
+    if not listed:
+        raise ValueError(
+            f"`learning_rates` must be a list of at least one, got {given!r}; try `learning_rates=(0.001, 0.01, 0.1)`."
+        )
+    for rate in listed:
+        check_positive("learning_rates", rate)
+    if len(set(listed)) < len(listed):
+        raise ValueError(
+            f"`learning_rates` must be different numbers, got {listed}; for more fits at each, try `num_seeds=`."
+        )
+    return tuple(float(rate) for rate in listed)
 
 
 def _checked(optimizer: Any) -> optax.GradientTransformation:
     """What the function makes of a rate that is an array, as it will be in the compiled program."""
-    example = "Write for example `optimizer=optax.adam`, or `optimizer=lambda rate: optax.sgd(rate, momentum=0.9)`."
     made = []
     if not callable(optimizer):
-        raise TypeError(
-            f"`optimizer` was given as {optimizer!r}. A function of the learning rate was needed. {example}"
-        )
+        raise TypeError(f"`optimizer` must be a function of the learning rate, got {optimizer!r}; {_EXAMPLE}")
     try:
         jax.eval_shape(lambda rate: made.append(optimizer(rate)), jax.ShapeDtypeStruct((), float))
     except (TypeError, jax.errors.ConcretizationTypeError) as error:
         first = str(error).strip().split("\n")[0]
         raise TypeError(
-            f"`optimizer` was given as a function that cannot take the rate as an array ({first}). A function that "
-            f"hands the rate on to an optax optimiser was needed. {example}"
+            f"`optimizer` must take the rate as an array, got a function that cannot ({first}); {_EXAMPLE}"
         ) from error
     if not isinstance(made[0], optax.GradientTransformation):
         raise TypeError(
-            f"`optimizer` was given as a function that returned {made[0]!r}. An optax optimiser was needed. {example}"
+            f"`optimizer` must return an optax optimiser, got a function that returns {made[0]!r}; {_EXAMPLE}"
         )
     return made[0]
-
-
-def _dtype(params: PyTree) -> Any:
-    return jnp.result_type(*jax.tree.leaves(params))

@@ -4,14 +4,14 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Unpack
 
 import optax
 from jaxtyping import Array, Key
 
-from quell.combine import Rule
-from quell.evaluation import Sampler
+from quell.evaluation import Problem
 from quell.families import AbstractFamily
-from quell.gradient import BaseGradient
+from quell.fit.options import SweepKeywords, shows_options
 from quell.models import AbstractModel
 from quell.sweep.plan import SweepPlan
 from quell.sweep.rates import Optimizer
@@ -19,6 +19,7 @@ from quell.sweep.result import SweepResult
 from quell.variates import ControlVariate
 
 
+@shows_options(SweepKeywords)
 def sweep(
     model: AbstractModel,
     family: AbstractFamily,
@@ -28,12 +29,8 @@ def sweep(
     subsets: Iterable[str | Iterable[ControlVariate]] = ("default",),
     num_seeds: int = 4,
     optimizer: Optimizer = optax.adam,
-    steps: int = 2000,
-    sampler: Sampler | None = None,
-    base: BaseGradient | None = None,
-    rule: Rule | None = None,
     out: str | os.PathLike[str] | None = None,
-    progress: bool | None = None,
+    **options: Unpack[SweepKeywords],
 ) -> SweepResult:
     """Fit with every subset of variates, at every learning rate, from several seeds.
 
@@ -49,22 +46,19 @@ def sweep(
         key: all randomness is a function of it.
         subsets: names, each `none`, `default` (see `quell.default_variates`), `S4` to `S7`, `c1` to `c7` or a sum such
             as `c1+c7`; and tuples of control variates.
-        num_seeds: fits for each subset and rate.
+        num_seeds: fits per subset and rate.
         optimizer: a function of the rate, for example `optax.adam`, or with a schedule
             `lambda rate: optax.adam(optax.cosine_decay_schedule(rate, 2000))`.
-        steps: of each fit.
-        sampler: as for `quell.fit`.
-        base: as for `quell.fit`.
-        rule: as for `quell.fit`.
-        out: folder for finished subsets, the one on its way, and the table as `sweep.json` and `sweep.csv`. The same
-            call with the same folder goes on where it was, and more subsets may be added; other settings are refused.
-        progress: show a bar for each subset; by default where somebody is watching.
+        out: folder for finished subsets, the checkpoint of the running one, and the table as `sweep.json` and
+            `sweep.csv`. The same call with the same folder goes on where it was, and more subsets may be added; other
+            settings are refused.
+        options: `steps`, `sampler`, `base`, `rule` and `progress` of `quell.FitOptions`, for each fit.
 
     Returns:
-        A row for each subset and rate, with the ELBO where the fits ended: exact where there is a way, else sampled.
+        One row per subset and rate, with the ELBO where the fits ended: exact where there is a way, else sampled.
 
     Raises:
-        KeyboardInterrupt: on Ctrl-C; the folder holds what was reached.
+        KeyboardInterrupt: on Ctrl-C; the folder holds what is done.
 
     Cost: that of all fits side by side; each device holds the data, and the states of its fits.
 
@@ -77,17 +71,12 @@ def sweep(
         (4, 0.1)
     """
     plan = SweepPlan.of(
-        model,
-        family,
+        key,
+        Problem(model, family),
         learning_rates=learning_rates,
         subsets=subsets,
         num_seeds=num_seeds,
-        key=key,
         optimizer=optimizer,
-        steps=steps,
-        sampler=sampler,
-        base=base,
-        rule=rule,
-        progress=progress,
+        **options,
     )
     return plan.run(None if out is None else Path(out))

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One posterior, one method, one fresh process, one line of JSON.
+
+`seconds_total` runs from the end of all imports to 1,000 draws of every reference parameter as NumPy arrays: reading
+the model, tracing, compilation, the fit and the draws. Reading the data from disk is not part of it. `cpu_total` is the
+same in CPU seconds of all threads. JAX's persistent compilation cache is off.
+"""
+
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+_BEGAN = time.perf_counter()
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import typer  # noqa: E402
+
+from experiments.bench.posteriordb.accuracy import moment_errors  # noqa: E402
+from experiments.bench.posteriordb.methods import METHODS, Evaluate, import_library  # noqa: E402
+from experiments.bench.posteriordb.ports import PORTS  # noqa: E402
+from experiments.bench.posteriordb.ports.port import Port  # noqa: E402
+from experiments.bench.posteriordb.source import PosteriorFolder, Reference  # noqa: E402
+from experiments.bench.posteriordb.stopwatch import Stopwatch  # noqa: E402
+
+
+def main(name: str, method: str, posteriordb: Annotated[Path, typer.Option()], seed: int = 0) -> None:
+    """Fit a posterior and print one line of JSON."""
+    import_library(method)
+    seconds_import = round(time.perf_counter() - _BEGAN, 3)
+    folder = PosteriorFolder(posteriordb)
+    port = PORTS[name](folder.data(name))
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_enable_x64", port.x64)
+    record = {"posterior": name, "method": method, "seconds_import": seconds_import}
+    record |= fit_and_evaluate(port, method, folder.reference(name), seed)
+    record |= {"x64": port.x64, "seed": seed, "jax": jax.__version__, "load": round(os.getloadavg()[0], 2)}
+    print(json.dumps({key: _plain(value) for key, value in record.items()}))
+
+
+def fit_and_evaluate(port: Port, method: str, reference: Reference, seed: int) -> dict[str, Any]:
+    """Seconds, facts and errors of a fit; an exception becomes the status `error`."""
+    record: dict[str, Any] = {"status": "error", "steps": None}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        watch = Stopwatch()
+        try:
+            evaluate: Evaluate = METHODS[method](port, jax.random.key(seed), watch)
+            watch.stop()
+            draws, facts = evaluate()
+            record |= facts | moment_errors(draws, port.names, reference)
+        except Exception as error:
+            watch.stop()
+            record["error"] = f"{type(error).__name__}: {error}"
+        messages = [f"{one.category.__name__}: {one.message}" for one in caught]
+    return {"seconds_total": watch.total, **record, **watch.record(), "warnings": list(dict.fromkeys(messages))}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+if __name__ == "__main__":
+    typer.run(main)

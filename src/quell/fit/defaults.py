@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sampler, rule and optimiser of a fit where none are given, and how many of its steps warm up."""
+
+import functools
+
+import optax
+
+from quell.combine import Rule
+from quell.data.access import most_rows, on_disk
+from quell.evaluation import Problem, Sampler
+from quell.families import Capability
+from quell.fit.choice import BaseName, Choice
+from quell.fit.natural_gradient import has_natural_gradient, natural_gradient
+from quell.models import AbstractModel
+
+LARGEST_FULL = 2000
+"""Up to this many data a step sees all of them."""
+
+NATURAL_REPLICATES, FULL_REPLICATES = 10, 4
+"""Of a natural-gradient step, and of another one that sees all data: on a few thousand rows four samples take little
+longer than one."""
+
+DEFAULT_BATCH_SIZE = 100
+
+DISK_SHARE = 8
+"""The minibatches of a step on disk data take at most this share of the rows that fit in memory."""
+
+PRIOR_STRENGTH = 1e-3
+"""`v0` of a fit that chooses its variates, in the natural metric, and N times `v0` otherwise: near the optimum of N
+data the gradient per datum has a squared norm of order 1/N, of which `v0` must stay a small part."""
+
+EXACT_KL = 100.0
+"""Trust-region radius (KL, in nats) of an exact fit: far enough for a start from far away, near enough to return."""
+
+EXACT_KL_PER_DATUM = 0.01
+"""The same per datum, where there are many: such a step moves predictors by 0.14 in root mean square, over the square
+root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
+
+EXACT_KL_PER_COORDINATE = 0.1
+"""The same per coordinate, where there are thousands: a step moves each by half its scale."""
+
+SECOND_ORDER_KL = 20.0
+"""The same where Hessians are taken at latents."""
+
+ANNEALED_RATE = 0.3
+"""Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
+
+ANNEALED_SCALE_RATE = 0.5
+"""The rate of the scale there, over that of the location, because its gradient has more noise: optima are better."""
+
+WARM_UP_STEPS = 10
+"""First steps of a fit that chooses its variates, which learn weights and do not move."""
+
+NOISE_CHECK_STEP = 24
+"""Number of Hessian-based steps before the noise check."""
+
+
+def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
+    """All data where they are few. Natural-gradient steps are few and long: they take more samples each.
+
+    A step never sees all data on disk. The default does not depend on the devices, so that any number of them gives the
+    same fit.
+
+    Args:
+        model: with its data.
+        natural: whether steps follow the natural gradient.
+    """
+    is_on_disk = on_disk(model.data)
+    sees_all = model.num_data <= LARGEST_FULL and not is_on_disk
+    replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
+    if sees_all:
+        return Sampler(replicates)
+    most = max(1, most_rows(model.data) // (DISK_SHARE * replicates)) if is_on_disk else DEFAULT_BATCH_SIZE
+    return Sampler(replicates, min(most, DEFAULT_BATCH_SIZE))
+
+
+def default_rule(problem: Problem, *, natural: bool, is_auto: bool) -> Rule:
+    """Moments in the natural metric for natural-gradient steps; else the paper's, and weaker where variates are chosen.
+
+    Args:
+        problem: model and family.
+        natural: whether steps follow the natural gradient.
+        is_auto: whether variates are chosen.
+    """
+    if natural and problem.family.refuses(Capability.NATURAL_METRIC) is None:
+        return Rule(v0=PRIOR_STRENGTH, metric="natural")
+    return Rule(v0=PRIOR_STRENGTH / problem.model.num_data) if is_auto else Rule()
+
+
+def default_optimizer(
+    problem: Problem, steps: int, first: BaseName = "sampled", *, anneals: bool = False
+) -> optax.GradientTransformation:
+    """Natural-gradient steps for a Gaussian family, Adam for others.
+
+    Args:
+        problem: model and family.
+        steps: of the fit; a rate that falls does so over those that move.
+        first: the gradient that it begins with: the less noise that has, the longer steps may be.
+        anneals: whether the rate of natural-gradient steps falls over the fit too. The state of an optimiser that
+            anneals has the structure of one that does not.
+    """
+    if not has_natural_gradient(problem.family):
+        return _adam(moving_steps(steps))
+    if anneals:
+        until = NOISE_CHECK_STEP + moving_steps(steps - NOISE_CHECK_STEP)
+        return natural_gradient(problem, _cosine(ANNEALED_RATE, until), scale_rate=ANNEALED_SCALE_RATE)
+    if first == "exact":
+        by_size = EXACT_KL_PER_DATUM * problem.model.num_data, EXACT_KL_PER_COORDINATE * problem.model.dim
+        return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
+    return natural_gradient(problem, max_kl=SECOND_ORDER_KL if first == "second order" else None)
+
+
+def moving_steps(steps: int) -> int:
+    """How many steps of a fit move, at least: a short fit has no warm-up."""
+    return steps - WARM_UP_STEPS if steps > 2 * WARM_UP_STEPS else steps
+
+
+def warm_up_until(choice: Choice, steps: int) -> int:
+    """The step up to which parameters stay where they are and weights are learned; 0 for no warm-up.
+
+    A natural-gradient step is too long to be noisy, and Adam remembers the noise of its first ones for thousands.
+
+    Args:
+        choice: of the gradient.
+        steps: of the fit; where the rate is annealed, those after the noise check.
+    """
+    if choice.base != "sampled" or not choice.variates or moving_steps(steps) == steps:
+        return 0
+    return WARM_UP_STEPS + (NOISE_CHECK_STEP if choice.first == "second order" else 0)
+
+
+@functools.cache
+def _adam(steps: int) -> optax.GradientTransformation:
+    """One object for each number of steps, so that a second fit finds the program that the first compiled."""
+    return optax.adam(_cosine(0.05, steps))
+
+
+@functools.cache
+def _cosine(rate: float, steps: int) -> optax.Schedule:
+    return optax.cosine_decay_schedule(rate, steps)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Posteriors with known answers, from a small folder of made-up ones."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import tolerances
+from experiments.bench.commands import app
+from experiments.bench.posteriordb.accuracy import moment_errors, summarise
+from experiments.bench.posteriordb.ports import PORTS
+from experiments.bench.posteriordb.source import PosteriorFolder, Reference
+
+RIGHT, WRONG = "sblrc-blr", "sblri-blr"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two regressions of known solution; the reference of the second is ten standard deviations off."""
+    path = tmp_path_factory.mktemp("posteriors")
+    (path / "data").mkdir()
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 2))
+    y = x @ np.array([1.0, -0.5]) + 0.3 * rng.normal(size=200)
+    beta, (squares,), *_ = np.linalg.lstsq(x, y, rcond=None)
+    sigma = math.sqrt(squares / 198)
+    sds = [*(sigma * np.sqrt(np.diagonal(np.linalg.inv(x.T @ x)))), sigma / math.sqrt(2 * 198)]
+    references = {}
+    for name, shift in ((RIGHT, 0.0), (WRONG, 10.0)):
+        np.savez(path / "data" / f"{name}.npz", X=x, y=y)
+        means = [beta[0], beta[1] + shift * sds[1], sigma]
+        references[name] = {"names": ["beta[1]", "beta[2]", "sigma"], "means": list(means), "sds": list(sds)}
+    (path / "reference.json").write_text(json.dumps(references | {"without-data": references[RIGHT]}))
+    return path
+
+
+def run(folder, out, *words):
+    return CliRunner().invoke(app, ["posteriordb", "--posteriordb", str(folder), "--out", str(out), *words])
+
+
+@pytest.mark.slow
+def test_each_fit_is_a_line_and_right_ones_are_counted(folder, tmp_path):
+    out = tmp_path / "new" / "results.jsonl"
+    first, second = (run(folder, out, "--methods", "quell") for _ in range(2))
+    assert first.exit_code == 0, first.output
+    records = {record["posterior"]: record for record in map(json.loads, out.read_text().splitlines())}
+    assert list(records) == [RIGHT, WRONG]
+    assert records[RIGHT]["status"] in {"COMPLETED", "CONVERGED"}
+    assert records[RIGHT]["max_mean_error"] < 0.3
+    assert records[RIGHT]["max_abs_log_sd_ratio"] < math.log(1.2)
+    assert 9 < records[WRONG]["max_mean_error"] < 11
+    assert records[WRONG]["worst_mean"] == "beta[2]"
+    assert records[RIGHT]["seconds_total"] > records[RIGHT]["seconds_fit"] > 0
+    assert records[RIGHT]["jax_programs"] > 0
+    assert "1 of 2" in first.stdout
+    assert "2 of 2 results were kept by an earlier run" in second.stderr
+    assert second.stdout == first.stdout
+
+
+def test_bad_options_are_refused(folder, tmp_path):
+    for words, needed in {
+        "--names sblrc": "'sblrc'",
+        "--methods quel": "'quel'",
+        "--timeout 0": "`timeout`",
+    }.items():
+        result = run(folder, tmp_path / "out.jsonl", *words.split())
+        assert result.exit_code == 2
+        assert needed in result.output
+    result = run(tmp_path, tmp_path / "out.jsonl")
+    assert result.exit_code == 2
+    assert "reference.json" in result.output
+
+
+def test_the_folder_holds_what_has_data_and_a_reference(folder):
+    source = PosteriorFolder(folder)
+    assert source.names() == [RIGHT, WRONG]
+    assert source.data(RIGHT)["X"].shape == (200, 2)
+    assert source.digest(RIGHT) != source.digest(WRONG)
+    port = PORTS[RIGHT](source.data(RIGHT))
+    assert port.names == {"beta": "beta", "sigma": "sigma"}
+
+
+def test_errors_are_in_standard_deviations_of_the_reference():
+    reference = Reference(("a[1]", "a[2]", "b"), np.array([0.0, 1.0, 2.0]), np.array([1.0, 2.0, 0.5]))
+    draws = {"site": np.array([[-1.0, -1.0], [1.0, 5.0]]), "b": np.array([1.5, 2.5])}
+    found = moment_errors(draws, {"site": "a", "b": "b"}, reference)
+    np.testing.assert_allclose(found["max_mean_error"], 0.5, **tolerances.EXACT)
+    np.testing.assert_allclose(found["max_abs_log_sd_ratio"], math.log(1.5), **tolerances.EXACT)
+    assert (found["worst_mean"], found["worst_sd"]) == ("a[2]", "a[2]")
+    lost = moment_errors(draws | {"b": np.array([np.nan, 1.0])}, {"site": "a", "b": "b"}, reference)
+    assert lost == {"num_not_finite": 1}
+    with pytest.raises(ValueError, match=r"'b'.*'c'"):
+        moment_errors(draws, {"site": "a", "b": "c"}, reference)
+
+
+def test_what_failed_counts_as_wrong():
+    good = {"seconds_total": 2.0, "max_mean_error": 0.2, "max_abs_log_sd_ratio": 0.1}
+    better = {"seconds_total": 4.0, "max_mean_error": 0.05, "max_abs_log_sd_ratio": 0.3}
+    lost = {"seconds_total": None, "status": "exit code 1"}
+    assert summarise([good, better, lost]) == {
+        "posteriors": 3,
+        "median_seconds": 3.0,
+        "largest_seconds": 4.0,
+        "mean_error_below_0.3": 2,
+        "mean_error_below_0.1": 1,
+        "sds_within_20_percent": 1,
+    }
