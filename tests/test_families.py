@@ -186,23 +186,6 @@ def test_a_fit_with_its_default_base_gradient_runs(name, key):
     assert result.sample(key, 4).shape == (4, family.dim)
 
 
-def test_sampling_and_a_log_density_are_enough_for_a_fit(key):
-    """The entropy is sampled; what needs more of the family is refused in words."""
-    model, family = catalogue.MODELS["function"], catalogue.FAMILIES["sampling and density"].family
-    problem = quell.Problem(model, family)
-    base = quell.default_base(problem)
-    assert (base.data, base.variational) == (quell.Reparameterization(), quell.Reparameterization())
-    variates = [quell.ControlVariate(quell.Score(), quell.ScoreFunction(), quell.ClosedForm())]
-    result = quell.fit(model, family, key=key, variates=variates, steps=200, sampler=quell.Sampler(10))
-    assert result.status is quell.Status.COMPLETED
-    assert np.mean(result.history.elbo[-50:]) > np.mean(result.history.elbo[:50])
-    found = quell.catalogue(model, family)
-    assert "data: rp - sf" in {entry.name for entry in found.valid}
-    reasons = {entry.name: entry.reason for entry in found.invalid}
-    assert reasons["c1"] == "ShiftedLogNormal has no entropy in closed form"
-    assert reasons["data: rp - price"] == "ShiftedLogNormal has no Gaussian linear functions of its latent"
-
-
 def test_a_fit_of_discrete_latents_finds_the_posterior(key):
     """One switch that all data agree on."""
     data = jnp.array([0.9, 1.2, 0.8, 1.1])

@@ -270,28 +270,31 @@ def sampled(name):
     return problem, case.entry.params, draw
 
 
-def one_of_each_form(case, problem, params, draw):
+@functools.cache
+def one_of_each_form(name):
     """Of all gradients that estimators make, one for each set of parts: what the algebra does depends on those only."""
+    problem, params, draw = sampled(name)
+    pairs = CASES[name].pairs()
 
     def estimates(params):
         at = Evaluation(problem, params, draw)
-        return [estimator.estimate(at, term) for _, term, estimator in case.pairs()]
+        return [estimator.estimate(at, term) for _, term, estimator in pairs]
 
     forms = {}
-    for pair, gradient in zip(case.pairs(), jax.eval_shape(estimates, params), strict=True):
+    for pair, gradient in zip(pairs, jax.eval_shape(estimates, params), strict=True):
         forms.setdefault((jax.tree.structure(gradient), *(leaf.shape for leaf in jax.tree.leaves(gradient))), pair)
     return list(forms.values())
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_factored_equals_dense(name):
-    """Pull-backs, inner products, those by leaf and those of averages; a shared minibatch is the same for each."""
+    """Pull-backs, inner products, those by leaf and those of averages."""
     problem, params, draw = sampled(name)
-    pairs = one_of_each_form(CASES[name], problem, params, draw)
+    pairs = one_of_each_form(name)
     assert len(pairs) >= 3
 
     @jax.jit
-    def both_ways(params, draw):
+    def both_ways(params):
         at = Evaluation(problem, params, draw)
         gradients = [estimator.estimate(at, term) for _, term, estimator in pairs]
         dense = [at.algebra.dense(gradient) for gradient in gradients]
@@ -305,10 +308,24 @@ def test_factored_equals_dense(name):
             at.algebra.mean_leaf_grams(gradients),
         ), (means, dense_gram(dense), dense_leaf_grams(dense), dense_gram(alone), dense_leaf_grams(alone))
 
-    all_close(*both_ways(params, draw), EXACT)
-    shared = both_ways(params, quell.Draw(draw.noise, draw.index[0]))
-    all_close(*shared, EXACT)
-    all_close(shared, both_ways(params, quell.Draw(draw.noise, jnp.tile(draw.index[0], (len(draw.noise), 1)))), EXACT)
+    all_close(*both_ways(params), EXACT)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "minibatch" in name])
+def test_a_shared_minibatch_is_the_same_minibatch_for_each_replicate(name):
+    problem, params, draw = sampled(name)
+    pairs = one_of_each_form(name)
+
+    @jax.jit
+    def dense(params):
+        index = draw.index[0]
+        found = []
+        for rows in (index, jnp.tile(index, (len(draw.noise), 1))):
+            at = Evaluation(problem, params, quell.Draw(draw.noise, rows))
+            found.append([at.algebra.dense(estimator.estimate(at, term)) for _, term, estimator in pairs])
+        return found
+
+    all_close(*dense(params), EXACT)
 
 
 @pytest.mark.parametrize("name", ["mean-field", "mean-field raw", "full-rank", "full-rank raw"])
@@ -316,7 +333,7 @@ def test_whitened_inner_products_are_those_of_the_geometry(name):
     """The natural metric of factored gradients is the one that natural-gradient steps take."""
     case = next(case for case in CASES.values() if catalogue.CASES[case.name][1] == name)
     problem, params, draw = sampled(case.name)
-    pairs = one_of_each_form(case, problem, params, draw)
+    pairs = one_of_each_form(case.name)
     assert Capability.NATURAL_METRIC in problem.family.capabilities
 
     @jax.jit
@@ -368,6 +385,9 @@ RULES = (
 )
 """How each of them learns its weights."""
 
+SIMILAR = (", beta,", ", categorical,", ", blocks,")
+"""Families whose operations are those of gamma, bernoulli and mixed blocks, one by one."""
+
 
 @functools.cache
 def step(name):
@@ -401,7 +421,7 @@ def test_a_step_does_not_compile_twice_and_keeps_the_shapes_of_its_state(name, k
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [name for name in STEPS if not any(kind in name for kind in SIMILAR)])
 def test_jit_equals_eager(name):
     """The base gradient and one variate; each is traced through the same code."""
     gradient = step(name)[0]
