@@ -90,7 +90,9 @@ def _definition(path: str) -> str:
 
 
 def _is_module(package: str, name: str) -> bool:
-    return (ROOT / "src" / Path(*package.split(".")) / f"{name}.py").exists()
+    """Whether a package means its file by a name, not a function of the same name that it imports from there."""
+    is_file = (ROOT / "src" / Path(*package.split(".")) / f"{name}.py").exists()
+    return is_file and _exports(package).get(name, package) == package
 
 
 def _assigned(node: ast.stmt) -> list[str]:
