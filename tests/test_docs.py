@@ -95,6 +95,14 @@ def _is_module(package: str, name: str) -> bool:
     return is_file and _exports(package).get(name, package) == package
 
 
+def _is_ambiguous(path: str) -> bool:
+    """Whether a file has the name too, there or where it is imported from, and would be shown instead."""
+    module, _, name = path.rpartition(".")
+    source = _exports(module).get(name) if module else None
+    is_file = (ROOT / "src" / Path(*path.split("."))).with_suffix(".py").exists()
+    return is_file or (source not in (None, module) and _is_ambiguous(f"{source}.{name}"))
+
+
 def _assigned(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.Assign):
         return [ast.unparse(target) for target in node.targets]
@@ -145,6 +153,7 @@ def test_every_public_name_is_on_an_api_page():
     documented = {_definition(name) for name in shown}
     assert [name for name, definition in _public().items() if definition not in documented] == []
     assert len(shown) == len(documented), "a name is shown twice"
+    assert [name for name in shown if _is_ambiguous(name)] == ["quell.variates.literature"], "files are shown"
 
 
 def test_lazily_imported_names_are_public_too():
