@@ -8,7 +8,7 @@ and one of the latent. To add a class, add a line.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import quell
-from exact import Rule, enumeration, gauss_hermite, gaussian_plane, half_line, unit_interval
+from exact import Rule, enumeration, exact_draw, gauss_hermite, gaussian_plane, half_line, unit_interval
 from quell.approximations import AbstractApproximation, approximate, refuses_to_approximate
 from quell.estimators import AbstractEstimator
 from quell.evaluation import Evaluation
@@ -122,9 +122,11 @@ def _gaussian(family: AbstractFamily, params: Any, num: int = 20) -> FamilyEntry
     return FamilyEntry(family, params, noise, gaussian_plane(np.asarray(family.mean(params)), covariance, num))
 
 
-def _location_scale(family: AbstractFamily) -> FamilyEntry:
+def _location_scale(family: Any) -> FamilyEntry:
+    """Where the scale is stored as it is, one of its diagonal's entries is negative."""
     params = family.init(dtype=jnp.float64)
-    by_diagonal, by_matrix = jnp.array([-0.3, -0.2]), jnp.array([[-0.3, 0.0], [0.25, -0.2]])
+    by_diagonal = jnp.array([-0.3, -0.2 if family.log_scale else -1.8])
+    by_matrix = jnp.diag(by_diagonal).at[1, 0].set(0.25)
     scale = params.scale + (by_diagonal if params.scale.ndim == 1 else by_matrix)
     return _gaussian(family, quell.LocationScale(params.loc + jnp.array([0.3, -0.2]), scale))
 
@@ -184,11 +186,32 @@ FAMILIES: dict[str, FamilyEntry] = {
     "gamma": _gamma(),
     "beta": _beta(),
     "bernoulli": _discrete(quell.Bernoulli(2), jnp.array([0.4, -1.1])),
+    "two categories": _discrete(quell.Categorical(1, 2), jnp.array([[0.3, -0.8]])),
     "categorical": _discrete(quell.Categorical(1, 3), jnp.array([[0.3, -0.8, 0.9]])),
     "blocks": _product({"plain": quell.MeanField(1, init_scale=0.7), "pair": quell.FullRank(2, init_scale=0.5)}),
     "mixed blocks": _product({"weight": quell.MeanField(1, init_scale=0.7), "switch": quell.Bernoulli(2)}),
     "sampling and density": _shifted_log_normal(),
 }
+
+
+def problem(model: str, family: str) -> quell.Problem:
+    """A model of the catalogue with a family of it."""
+    return quell.Problem(MODELS[model], FAMILIES[family].family)
+
+
+def at_nodes(model: str, family: str, size: int | None = None) -> tuple[Evaluation, jax.Array]:
+    """Their exact draw with minibatches of a size, and the probability of each replicate."""
+    draw, mass = exact_draw(FAMILIES[family].noise, MODELS[model].num_data, size)
+    return Evaluation(problem(model, family), FAMILIES[family].params, draw), mass
+
+
+def at_random(model: str, family: str, num: int = 3, size: int | None = 2) -> Evaluation:
+    """A draw of a few replicates for them."""
+    draw = quell.Sampler(num, size).draw(
+        jax.random.key(3), FAMILIES[family].family, MODELS[model].num_data, jnp.float64
+    )
+    return Evaluation(problem(model, family), FAMILIES[family].params, draw)
+
 
 CASES: dict[str, tuple[str, str, int | None]] = {
     f"{model}, {family}, {'all data' if size is None else f'minibatch of {size}'}": (model, family, size)
@@ -248,8 +271,9 @@ ESTIMATORS: dict[str, AbstractEstimator] = {
     )
 }
 
-BASIC = [name for name in ESTIMATORS if name in ("rp", "rp[all]", "sf", "cf", "cf[all]")]
-"""What approximated terms are estimated with in the quick form of a law: estimators never know the approximation."""
+BASIC = {"data": ("rp", "rp[all]", "sf", "cf", "cf[all]"), "prior": ("rp", "sf", "cf")}
+"""What approximated terms are estimated with in the quick form of a law: estimators never know the approximation, so
+that one for values, one for gradients and one for closed forms is enough, on the minibatch and on all data."""
 
 
 def network(dim: int, seed: int = 0) -> eqx.nn.MLP:
@@ -301,14 +325,22 @@ class Case:
     def problem(self) -> quell.Problem:
         return quell.Problem(MODELS[CASES[self.name][0]], self.entry.family)
 
-    def state(self, approximation: AbstractApproximation, term: AbstractTerm) -> Any:
-        """What an approximation keeps after a step at other parameters."""
+    def refreshed(self, learns: bool, update: Callable[..., Any], state: Any) -> Any:
+        """What is kept after two steps at other parameters; of what learns by the variance, the start."""
         problem = self.problem
         params = jax.tree.map(lambda leaf: leaf - 0.1, self.entry.params)
-        if approximation.learns:
-            return approximation.init(problem)
-        draw = quell.Sampler(2, 2).draw(jax.random.key(0), problem.family, problem.model.num_data, jnp.float64)
-        return approximation.update(term, Evaluation(problem, params, draw), approximation.init(problem), None)
+
+        def step(number: Any, state: Any) -> Any:
+            key = jax.random.fold_in(jax.random.key(0), number)
+            draw = quell.Sampler(2, 2).draw(key, problem.family, problem.model.num_data, jnp.float64)
+            return update(Evaluation(problem, params, draw), state, None)
+
+        return state if learns or state is None else jax.lax.fori_loop(0, 2, step, state)
+
+    def state(self, approximation: AbstractApproximation, term: AbstractTerm) -> Any:
+        """What an approximation keeps after two steps."""
+        update = functools.partial(approximation.update, term)
+        return self.refreshed(approximation.learns, update, approximation.init(self.problem))
 
     def approximated(self, *names: str) -> Iterator[tuple[str, AbstractTerm]]:
         """Every approximation of some terms that the problem allows."""
@@ -330,11 +362,11 @@ class Case:
             everything: of approximated terms all of them with every estimator, not only data and prior with the basic
                 ones.
         """
-        names, estimators = (TERMS, ESTIMATORS) if everything else (("data", "prior"), BASIC)
+        chosen = dict.fromkeys(TERMS, tuple(ESTIMATORS)) if everything else BASIC
         approximated = [
             (name, term, ESTIMATORS[one])
-            for name, term in self.approximated(*names)
-            for one in estimators
+            for name, term in self.approximated(*chosen)
+            for one in chosen[name.rpartition(" of ")[2]]
             if ESTIMATORS[one].refuses(self.problem, term) is None
         ]
         return [*self.plain_pairs(), *approximated]

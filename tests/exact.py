@@ -7,6 +7,7 @@ error of the other.
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ import numpy as np
 import scipy.special
 
 from quell.evaluation import Draw, Evaluation, Problem
-from quell.families import SAMPLE, AbstractDiscreteFamily, FactoredGradient
+from quell.families import SAMPLE, AbstractDiscreteFamily, AbstractFamily, FactoredGradient
 from quell.terms import AbstractTerm
 
 
@@ -118,6 +119,26 @@ def expectation(gradient: FactoredGradient, evaluation: Evaluation, mass: jax.Ar
     """The exact expectation of a gradient taken at an exact draw, parameter-shaped."""
     dense = evaluation.algebra.dense(gradient)
     return jax.tree.map(lambda leaf: jnp.tensordot(mass, leaf, axes=1), dense)
+
+
+def expected_value(
+    function: Callable[[jax.Array], jax.Array], family: AbstractFamily, params: Any, noise: Rule
+) -> jax.Array:
+    """The expectation of a function of the latent, by nodes of the noise; differentiable where samples are."""
+    latents = jax.vmap(lambda row: family.sample(params, row))(jnp.asarray(noise.nodes))
+    return jnp.tensordot(jnp.asarray(noise.weights), jax.vmap(function)(latents), axes=1)
+
+
+def total_variance(gradient: FactoredGradient, evaluation: Evaluation, mass: jax.Array) -> jax.Array:
+    """The exact variance of a gradient taken at an exact draw, summed over the parameters of each leaf."""
+    dense, mean = evaluation.algebra.dense(gradient), expectation(gradient, evaluation, mass)
+    pairs = zip(jax.tree.leaves(dense), jax.tree.leaves(mean), strict=True)
+    return jnp.stack([mass @ jnp.sum((d - m) ** 2, axis=range(1, d.ndim)) for d, m in pairs])
+
+
+def all_close(left: Any, right: Any, tolerance: dict[str, float]) -> None:
+    """Two trees of arrays agree."""
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), left, right)
 
 
 class Given(Evaluation):

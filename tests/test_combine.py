@@ -19,7 +19,6 @@ from quell.combine import (
     samples_per_mass,
     solve,
 )
-from quell.combine.rule import spread
 from tolerances import EXACT, ILL_CONDITIONED, ROUNDING, SHRUNK, STANDARD_ERRORS
 
 D, L, M = 6, 3, 40
@@ -77,35 +76,6 @@ def test_without_prior_it_is_the_lemma():
     best = expected_sq_norm(average, weights)
     for _ in range(20):
         assert expected_sq_norm(average, weights + 0.1 * rng.normal(size=L)) > best
-
-
-@pytest.mark.parametrize("members", [(0, 2), (1,), ()])
-def test_some_members_have_the_weights_of_an_ensemble_of_their_own(members):
-    """Also under a prior that believes in the others."""
-    joint, some = joint_of(*draws(M)), np.array(members, int)
-    rows = np.append(0, some + 1)
-    a = rng.normal(size=(L, L))
-    gram, cross = jnp.asarray(a @ a.T), jnp.asarray(rng.normal(size=L))
-    priors = {
-        "whole": NormalWishart(gram, cross, 2.0),
-        "own": NormalWishart(gram[some[:, None], some], cross[some], 2.0),
-    }
-    for whole, own in ((Rule(), Rule()), (Rule(prior=priors["whole"]), Rule(prior=priors["own"]))):
-        large = whole.observe(whole.init(L, jnp.float64), joint)
-        small = own.observe(own.init(len(members), jnp.float64), joint[rows[:, None], rows])
-        found = whole.weights(large, num_units=M, num_params=D, members=members)
-        np.testing.assert_allclose(found[some], own.weights(small, num_units=M, num_params=D), **EXACT)
-        assert not np.delete(found, some).any()
-
-
-def test_what_is_spread_is_zero_elsewhere_and_keeps_what_is_not_finite():
-    values = jnp.array([[1.0, jnp.nan], [3.0, jnp.inf]])
-    found = spread(values, (2, 0), 4, axes=(-2, -1))
-    nothing = [0.0] * 4
-    expected = [[jnp.inf, 0.0, 3.0, 0.0], nothing, [jnp.nan, 0.0, 1.0, 0.0], nothing]
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(spread(values[:, :1], (1,), 3, axes=(1,)), [[0.0, 1.0, 0.0], [0.0, 3.0, 0.0]])
-    np.testing.assert_array_equal(spread(jnp.zeros(0), (), 2, axes=(0,)), [0.0, 0.0])
 
 
 def test_weights_converge_to_the_lemma():
@@ -232,15 +202,6 @@ def test_an_infinite_product_of_two_variates_does_not_stay():
     joint = jnp.array([[1.0, 0.5, 0.5], [0.5, 1.0, jnp.inf], [0.5, jnp.inf, 1.0]])
     state = rule.observe(state, joint)
     assert bool(jnp.all(jnp.isfinite(rule.weights(state, num_units=1, num_params=3))))
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("gram", "cross", "strength"), [(jnp.eye(2), jnp.zeros(3), 1.0), (jnp.eye(2), jnp.zeros(2), 0.0)]
-)
-def test_a_prior_that_is_none_is_explained(gram, cross, strength):
-    with pytest.raises(ValueError, match=r"was needed|were needed"):
-        NormalWishart(gram, cross, strength)
 
 
 @pytest.mark.parametrize("num", [1, 2, 3])

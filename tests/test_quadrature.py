@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import quell
-from quell.models.linear import Gaussian, LinearData, log_sigmoid, poisson
+from quell.models.likelihood import Gaussian, log_sigmoid, poisson
+from quell.models.linear_data import LinearData
 from quell.models.quadrature import MANY, NARROW, USUAL, WIDE, equally_spaced, gauss_hermite, largest_of_batch
 from quell.models.quadrature import normal_expectation as expectation
 from tolerances import EXACT, EXPECTATION

@@ -77,7 +77,7 @@ class AnchoredQuadratic(AbstractApproximation):
 
     Bias: none in a variate.
     Cost: on a minibatch one gradient and, in the dense form, one product with its Hessian, a replicate and a latent of
-    \(q\) (for a linear predictor two products with the features, ten derivatives a datum and the predictors'
+    \(q\) (for a linear predictor two products with the features, ten derivatives per datum and the predictors'
     variances); on all data one product with \(H\). A closed form on a minibatch takes its whole Hessian, except for a
     linear predictor. A refresh passes over all data: one gradient, and as many products with the Hessian as the form
     has columns (`dim`, twice `rank` and a few, or a few), each about two gradients. Runs under one `jax.vmap` refresh

@@ -44,7 +44,7 @@ class AbstractSketch(eqx.Module):
 
 
 class DenseSketch(AbstractSketch):
-    """The whole matrix: one product a coordinate."""
+    """The whole matrix: one product per coordinate."""
 
     def num_products(self, dim: int) -> int:
         return dim

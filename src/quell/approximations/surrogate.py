@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A network in place of the function, trained to make the combined gradient quiet."""
+"""A network in place of the function, trained to lower the variance of the combined gradient."""
 
 from typing import Any, NamedTuple
 
@@ -7,13 +7,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.concrete import Concrete
 from quell.evaluation import Evaluation, Problem
 from quell.families import AbstractTransport
 from quell.terms import AbstractTerm
+from quell.terms.base import Latents, Values
 
 
 class SurrogateState(NamedTuple):
@@ -24,7 +25,7 @@ class SurrogateState(NamedTuple):
 
 
 class Surrogate(AbstractApproximation):
-    r"""Replace \(f(z)\) by a network \(r_\phi(z)\), which learns to make the whole gradient quiet.
+    r"""Replace \(f(z)\) by a network \(r_\phi(z)\), which learns to lower the variance of the whole gradient.
 
     The variance of an unbiased estimator is its expected squared norm less a constant, so the gradient of the squared
     norm at the draw is an unbiased gradient of the variance. The new network is used from the next step on.
@@ -35,7 +36,7 @@ class Surrogate(AbstractApproximation):
         relaxation: for a discrete family, how its latents become continuous.
 
     Bias: none in a variate.
-    Cost: the network and its gradient a replicate, and once more for training.
+    Cost: the network and its gradient per replicate, and once more for training.
 
     References: Grathwohl et al. (2018), "Backpropagation through the void".
     """
@@ -104,14 +105,10 @@ class LearnedTerm(AbstractTerm):
     def name(self) -> str:
         return f"surrogate({self.term.name})"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return jax.vmap(self.network)(evaluation.latents(transport))
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         return jax.vmap(jax.grad(self.network))(evaluation.latents(transport))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

@@ -14,6 +14,7 @@ from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport
 from quell.models import AbstractDataExpansion, AbstractModel
 from quell.terms import AbstractTerm, Data
+from quell.terms.base import Latents, Values
 
 
 class TaylorInData(AbstractApproximation):
@@ -24,7 +25,7 @@ class TaylorInData(AbstractApproximation):
 
     Bias: none in a variate.
     Cost: for a linear predictor as the likelihood of the minibatch, and on all data one product with a
-    `latent x latent` matrix a replicate. For a `Model` each datum of the minibatch costs a product with a Hessian,
+    `latent x latent` matrix per replicate. For a `Model` each datum of the minibatch costs a product with a Hessian,
     about three gradients, and all data as many such products as a datum has numbers, each replicate.
 
     References: Wang et al. (2013); Geffner & Domke (2018), section 3.2.
@@ -56,14 +57,10 @@ class ExpandedInData(AbstractTerm):
     def name(self) -> str:
         return "taylor-x(data)"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return evaluation.map(self._log_likelihood(evaluation.problem), transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         grad = jax.grad(self._log_likelihood(evaluation.problem))
         return evaluation.map(grad, transport, full_data=full_data)
 
@@ -101,5 +98,5 @@ def _why_not_twice(expansion: AbstractDataExpansion, model: AbstractModel) -> st
 
 @eqx.filter_jit
 def _mean_grad(expansion: AbstractDataExpansion, z: Float[Array, "latent"]) -> Float[Array, "latent"]:
-    """Only ever traced, and compiled never: the cache of traces makes the second look free."""
+    """Only ever traced, never compiled: the cache of traces makes the second check free."""
     return jax.grad(expansion.mean_log_likelihood)(z)

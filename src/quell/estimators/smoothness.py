@@ -84,17 +84,17 @@ def _passes(jaxpr: Any, given: list[Seen]) -> list[Seen] | None:
     """What is known of the outputs of a program; `None` where it may jump."""
     known = dict(zip(jaxpr.invars, given, strict=True))
 
-    def look(var: Any) -> Seen:
+    def seen(var: Any) -> Seen:
         if isinstance(var, Literal):
             return Seen(outside=bool(np.all(np.asarray(var.val) == -np.inf)))
         return known.get(var, Seen())
 
     for equation in live_equations(jaxpr):
-        outputs = _step(equation, [look(var) for var in equation.invars])
+        outputs = _step(equation, [seen(var) for var in equation.invars])
         if outputs is None:
             return None
         known |= dict(zip(equation.outvars, outputs, strict=True))
-    return [look(var) for var in jaxpr.outvars]
+    return [seen(var) for var in jaxpr.outvars]
 
 
 def _step(equation: Any, inputs: list[Seen]) -> list[Seen] | None:

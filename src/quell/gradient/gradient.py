@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quiet gradient as `init` and `update`, for any loop."""
+"""The combined gradient as `init` and `update`, for any loop."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -205,8 +205,12 @@ class Gradient(eqx.Module):
         held = state.moments.held
         if held is None:
             return self.inner_products(evaluation, samples)
-        is_due = self.rule.is_due(state.moments)
-        return jax.lax.cond(is_due, lambda: self.inner_products(evaluation, samples), lambda: held.joint)
+
+        def products() -> Float[Array, "*leaf joint joint"]:
+            # On an evaluation of its own: what an algebra keeps must not leave the branch that computed it.
+            return self.inner_products(Evaluation(self.problem, evaluation.params, evaluation.draw), samples)
+
+        return jax.lax.cond(self.rule.is_due(state.moments), products, lambda: held.joint)
 
     def _usable(
         self, joint: Float[Array, "*leaf joint joint"], samples: list[FactoredGradient]

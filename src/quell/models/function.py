@@ -23,7 +23,7 @@ class Model(AbstractModel):
     """A model from a per-datum log-likelihood, a log-prior and data.
 
     Args:
-        log_likelihood: `log_likelihood(latent, batch) -> [b]`, one value a datum of the batch.
+        log_likelihood: `log_likelihood(latent, batch) -> [b]`, one value per datum of the batch.
         log_prior: `log_prior(latent) -> scalar`, or a prior such as `NormalPrior()` over the flattened
             latent, whose closed form then becomes available.
         data: a tree of arrays that share their leading axis, or `quell.DiskRows`.
@@ -95,10 +95,7 @@ def _check_data(data: PyTree) -> None:
     leaves = jax.tree.leaves(data)
     shapes = [leaf.shape for leaf in leaves]
     if not shapes or any(shape[:1] in ((), (0,)) for shape in shapes) or len({shape[0] for shape in shapes}) != 1:
-        raise ValueError(
-            f"`data` was given with shapes {shapes}. Arrays that share their leading axis, one entry a "
-            "datum, were needed. Write for example `data={'x': x, 'y': y}` with `len(x) == len(y)`."
-        )
+        raise ValueError(f"`data` must be arrays that share their leading axis, one entry per datum, got {shapes}.")
     _check_numbers(data)
 
 

@@ -17,7 +17,7 @@ from quell.data import DiskRows
 from quell.data.access import check_disk_rows
 from quell.data.disk_rows import join_rows
 
-Look = Callable[[Any], None]
+Check = Callable[[Any], None]
 
 
 class LinearData(eqx.Module):
@@ -30,14 +30,14 @@ class LinearData(eqx.Module):
 def linear_data(features: ArrayLike | DiskRows, targets: ArrayLike | DiskRows) -> LinearData | DiskRows:
     """Features with real-valued targets."""
     if isinstance(features, DiskRows) or isinstance(targets, DiskRows):
-        return _on_disk(features, targets, _as_linear, _targets)
+        return _on_disk(features, targets, _as_linear, lambda: functools.partial(check_finite, "targets"))
     return _in_memory(features, targets)
 
 
 def counted_data(features: ArrayLike | DiskRows, counts: ArrayLike | DiskRows) -> LinearData | DiskRows:
     """Features with counts."""
     if isinstance(features, DiskRows) or isinstance(counts, DiskRows):
-        return _on_disk(features, counts, _as_linear, _counts)
+        return _on_disk(features, counts, _as_linear, lambda: _check_counts)
     _check_counts(counts)
     return _in_memory(features, counts)
 
@@ -66,17 +66,16 @@ def _on_disk(
     features: ArrayLike | DiskRows,
     targets: ArrayLike | DiskRows,
     finish: Callable[[Array, Array], LinearData],
-    begin: Callable[[], Look],
+    begin: Callable[[], Check],
 ) -> DiskRows:
     if not (isinstance(features, DiskRows) and isinstance(targets, DiskRows)):
         where = ("on disk", "in memory") if isinstance(features, DiskRows) else ("in memory", "on disk")
         raise TypeError(
-            f"Features {where[0]} were given with targets {where[1]}. Both on disk were needed, or both in memory. "
-            "Write the others with `numpy.save`, and give `quell.DiskRows(path)`."
+            f"`features` and targets must both be on disk or both in memory, got features {where[0]} and targets "
+            f"{where[1]}; write the others with `numpy.save` and give `quell.DiskRows(path)`."
         )
-    shapes = [_array_shape(name, part) for name, part in (("features", features), ("targets", targets))]
-    _check_shapes(*shapes)
-    check_disk_rows(features, _features)
+    _check_shapes(_array_shape("features", features), _array_shape("targets", targets))
+    check_disk_rows(features, lambda: functools.partial(check_finite, "features"))
     check_disk_rows(targets, begin)
     return join_rows(features, targets, finish)
 
@@ -84,19 +83,15 @@ def _on_disk(
 def _array_shape(name: str, rows: DiskRows) -> tuple[int, ...]:
     like = rows.like(1)
     if len(jax.tree.leaves(like)) != 1 or not hasattr(like, "shape"):
-        raise TypeError(
-            f"`{name}` were given as {rows}, a tree. Rows of one array were needed. "
-            "Write for example `rows['features']` for a part of a dict."
-        )
+        raise TypeError(f"`{name}` must be rows of one array, got {rows}; try `rows['{name}']` for a part of a dict.")
     return rows.num_rows, *like.shape[1:]
 
 
 def _check_shapes(features: tuple[int, ...], targets: tuple[int, ...]) -> None:
     if len(features) != 2 or targets != features[:1] or 0 in features:
         raise ValueError(
-            f"`features` of shape {features} were given with targets of shape {targets}. "
-            "Features [num_data, num_features] and targets [num_data], not empty, were needed. "
-            "Write for example `features.reshape(len(targets), -1)` and `targets.ravel()`."
+            "`features` must have shape [num_data, num_features] and targets shape [num_data], not empty, got "
+            f"{features} and {targets}."
         )
 
 
@@ -110,37 +105,23 @@ def _fold(features: Array, labels: Array) -> LinearData:
     return LinearData(signs[..., None] * features.astype(signs.dtype), jnp.ones_like(signs))
 
 
-def _features() -> Look:
-    return functools.partial(check_finite, "features")
-
-
-def _targets() -> Look:
-    return functools.partial(check_finite, "targets")
-
-
-def _counts() -> Look:
-    return _check_counts
-
-
-def _labels() -> Look:
+def _labels() -> Check:
     """Labels of all blocks together must be of one kind."""
     found: set[float] = set()
 
-    def look(labels: ArrayLike) -> None:
+    def check(labels: ArrayLike) -> None:
         found.update(np.unique(_label_values(labels)).tolist())
         _check_labels(found)
 
-    return look
+    return check
 
 
 def _check_counts(counts: ArrayLike) -> None:
     check_finite("counts", jnp.asarray(counts))
     values = np.asarray(counts, dtype=float)
-    if (values < 0).any() or (values != np.floor(values)).any():
-        raise ValueError(
-            "`counts` was given with negative or fractional entries. Non-negative integers were needed. "
-            "Use `gaussian_regression` for real-valued targets."
-        )
+    bad = values[(values < 0) | (values != np.floor(values))]
+    if bad.size:
+        raise ValueError(f"`counts` must be non-negative integers, got {bad.flat[0]:g}; try `gaussian_regression`.")
 
 
 def _label_values(labels: ArrayLike) -> np.ndarray:
@@ -148,15 +129,11 @@ def _label_values(labels: ArrayLike) -> np.ndarray:
         return np.asarray(labels, dtype=float)
     except (TypeError, ValueError):
         raise ValueError(
-            f"`labels` were given as {labels!r}. Labels in {{0, 1}} or in {{-1, 1}} were needed. "
-            "Write for example `labels == 'yes'` for an array of words."
+            f"`labels` must be in {{0, 1}} or in {{-1, 1}}, got {labels!r}; try for example `labels == 'yes'`."
         ) from None
 
 
 def _check_labels(found: set[float]) -> None:
     if not (found <= {0.0, 1.0} or found <= {-1.0, 1.0}):
-        shown = ", ".join(f"{v:g}" for v in sorted(found)[:5])
-        raise ValueError(
-            f"`labels` were given with the values {shown}{', ...' if len(found) > 5 else ''}. "
-            "Labels in {0, 1} or in {-1, 1} were needed. Write for example `labels == labels.max()`."
-        )
+        shown = ", ".join(f"{v:g}" for v in sorted(found)[:5]) + (", ..." if len(found) > 5 else "")
+        raise ValueError(f"`labels` must be in {{0, 1}} or in {{-1, 1}}, got {shown}; try `labels == labels.max()`.")

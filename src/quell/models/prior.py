@@ -40,9 +40,7 @@ class NormalPrior(AbstractPrior):
         """Refuse a scale that is not positive, or a mean that is not finite."""
         check_positive("scale", self.scale)
         if not math.isfinite(self.loc):
-            raise ValueError(
-                f"`loc` was given as {self.loc}. A finite number was needed. Write for example `NormalPrior(loc=0.0)`."
-            )
+            raise ValueError(f"`loc` must be finite, got {self.loc}.")
 
     def log_prob(self, z: Float[Array, "latent"]) -> Float[Array, ""]:
         constant = -z.shape[0] * (math.log(self.scale) + 0.5 * math.log(2 * math.pi))

@@ -59,8 +59,8 @@ def normal_expectation(
     to 100 in double precision; to 1e-6 and 1e-5 in single precision, and to rounding over \(s\) where that is tiny.
     Those of \(e^t\) are exact to 1e-5 up to 25; from 70 on it overflows at the last node in single precision. Those of
     a function with a kink are off by a few percent.
-    Cost: evaluations a datum by the largest \(s\): 8 up to 0.22, 64 up to 3, else 192; in single precision 8 up to 0.5,
-    32 up to 3, else 80. Where \(g\) is not known to be smooth: 64 up to 2, else 256; 32 up to 2, else 128.
+    Cost: evaluations per datum by the largest \(s\): 8 up to 0.22, 64 up to 3, else 192; in single precision 8 up to
+    0.5, 32 up to 3, else 80. Where \(g\) is not known to be smooth: 64 up to 2, else 256; 32 up to 2, else 128.
 
     References: Trefethen & Weideman (2014), "The exponentially convergent trapezoidal rule", section 5.
     """
