@@ -71,7 +71,7 @@ def _imported(body: list[ast.stmt]) -> dict[str, str]:
 def _lazy_exports(module: str) -> dict[str, str]:
     """Names that a package imports when they are first used, with the module that each comes from.
 
-    They are imported for type checkers, or `__getattr__` compares its argument with them (`if name == "x": return y.x`).
+    Type checkers see them imported, or `__getattr__` compares its argument with them (`if name == "x": return y.x`).
     """
     homes = {}
     for node in _tree(module).body:
