@@ -60,20 +60,23 @@ def _tree(module: str) -> ast.Module:
 
 def _exports(module: str) -> dict[str, str]:
     """Public names of a package, with the module that each is imported from."""
-    imports = [node for node in _tree(module).body if isinstance(node, ast.ImportFrom)]
-    found = {alias.asname: str(node.module) for node in imports for alias in node.names if alias.asname}
-    return found | _lazy_exports(module)
+    return _imported(_tree(module).body) | _lazy_exports(module)
+
+
+def _imported(body: list[ast.stmt]) -> dict[str, str]:
+    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    return {alias.asname: str(node.module) for node in imports for alias in node.names if alias.asname}
 
 
 def _lazy_exports(module: str) -> dict[str, str]:
     """Names that a package imports when they are first used, with the module that each comes from.
 
-    They are the keys of `_HOMES`, or what `__getattr__` compares its argument with: `if name == "x": return home.x`.
+    Type checkers see them imported, or `__getattr__` compares its argument with them (`if name == "x": return y.x`).
     """
     homes = {}
     for node in _tree(module).body:
-        if isinstance(node, ast.Assign) and _assigned(node) == ["_HOMES"]:
-            homes |= {name: f"{module}.{home}" for name, home in ast.literal_eval(node.value).items()}
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            homes |= _imported(node.body)
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             homes |= {found[1]: f"{module}.{found[2]}" for found in _LAZY.finditer(ast.unparse(node))}
     return homes
