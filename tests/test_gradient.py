@@ -101,9 +101,7 @@ def test_the_elbo_of_a_step_is_that_of_its_draw(key):
 def test_moments_are_taken_every_few_steps(key):
     """As often as asked for, and what is learned is what a rule that sees those steps alone would learn."""
     problem, params = catalogue.problem("logistic", "full-rank"), FAMILIES["full-rank"].params
-    sparse, every = (
-        quell.Gradient(problem, FEW, sampler=OWN, rule=quell.Rule(decay=0.1, every=k)) for k in (3, 1)
-    )
+    sparse, every = (quell.Gradient(problem, FEW, sampler=OWN, rule=quell.Rule(decay=0.1, every=k)) for k in (3, 1))
     updates = [jax.jit(gradient.update) for gradient in (sparse, every)]
     state, seen = sparse.init(params), every.init(params)
     for step in range(7):

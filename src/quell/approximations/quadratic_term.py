@@ -78,13 +78,13 @@ class AbstractSharedCurvatureTerm(AbstractTerm):
         return slope + self._bend(evaluation, self._steps(evaluation, transport))
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
-        tangent, particles = self._tangents(evaluation, full_data=full_data), evaluation.algebra
+        tangent, algebra = self._tangents(evaluation, full_data=full_data), evaluation.algebra
         if tangent.slope.ndim == 1:
-            return particles.expected_quadratic_grad(self._with(evaluation, tangent), per_sample=False)
+            return algebra.expected_quadratic_grad(self._with(evaluation, tangent), per_sample=False)
         anchors = jnp.broadcast_to(self.quadratic(evaluation).anchor, tangent.slope.shape)
-        tilt = particles.expected_quadratic_grad(linear(anchors, tangent.constant, tangent.slope), per_sample=True)
+        tilt = algebra.expected_quadratic_grad(linear(anchors, tangent.constant, tangent.slope), per_sample=True)
         level = Tangent(jnp.zeros_like(tangent.constant[0]), jnp.zeros_like(tangent.slope[0]))
-        return tilt + particles.expected_quadratic_grad(self._with(evaluation, level), per_sample=False)
+        return tilt + algebra.expected_quadratic_grad(self._with(evaluation, level), per_sample=False)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return problem.family.refuses(Capability.MOMENTS)

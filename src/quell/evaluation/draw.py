@@ -42,7 +42,7 @@ class Sampler(eqx.Module):
     """How a step draws: the number of replicates and the minibatch of each.
 
     `Sampler(10, 1)` is the paper's setting (each datum its own noise), `Sampler(1, 100)` what most
-    people run, `Sampler(10)` many particles on the full data.
+    people run, `Sampler(10)` ten samples of the latent on the full data.
 
     Args:
         num_replicates: independent copies of the noise.

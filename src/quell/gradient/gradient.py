@@ -14,7 +14,7 @@ from quell.combine import Moments, MomentState, Rule, expected_sq_norm, finite_r
 from quell.data.access import on_disk
 from quell.evaluation import Draw, Evaluation, Problem, Sampler
 from quell.families import Capability, FactoredGradient
-from quell.gradient import BaseGradient
+from quell.gradient.base import BaseGradient
 from quell.variates import ControlVariate
 
 

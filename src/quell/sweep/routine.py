@@ -50,7 +50,7 @@ def sweep(
         optimizer: a function of the rate, for example `optax.adam`, or with a schedule
             `lambda rate: optax.adam(optax.cosine_decay_schedule(rate, 2000))`.
         out: folder for finished subsets, the checkpoint of the running one, and the table as `sweep.json` and
-            `sweep.csv`. The same call with the same folder goes on where it was, and more subsets may be added; other
+            `sweep.csv`. The same call with the same folder resumes it, and more subsets may be added; other
             settings are refused.
         options: `steps`, `sampler`, `base`, `rule` and `progress` of `quell.FitOptions`, for each fit.
 

@@ -20,7 +20,7 @@ from quell.core.atomic import write_atomically
 from quell.core.devices import put
 from quell.core.processes import read_shared
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever older files could be misread."""
 
 _HEADER = "header"
