@@ -335,7 +335,7 @@ def test_there_is_no_pickle_and_everything_has_a_name(key, path):
     assert contents.arrays["history[0].elbo"].shape == (90,)
     assert contents.header["fingerprint"]["quell"] == quell.__version__
     assert contents.header["fingerprint"]["jax"] == jax.__version__
-    assert path.read_bytes().startswith(b"quell checkpoint 1\n")
+    assert path.read_bytes().startswith(b"quell checkpoint 2\n")
     names = named(_plan(key, optimizer=ADAM, variates=()).start, lambda leaf: None)
     assert {f"state{name}" for name in names} == {name for name in contents.arrays if name.startswith("state")}
 
@@ -363,7 +363,7 @@ def test_any_damage_is_seen(key, path):
 
 def test_another_format_is_refused(key, path):
     _fit(key, quell.Checkpoint(path))
-    path.write_bytes(path.read_bytes().replace(b"quell checkpoint 1\n", b"quell checkpoint 2\n", 1))
+    path.write_bytes(path.read_bytes().replace(b"quell checkpoint 2\n", b"quell checkpoint 3\n", 1))
     with pytest.raises(CheckpointError, match=r"must have format 1, got 2;"):
         _fit(key, quell.Checkpoint(path, resume=True))
 

@@ -295,7 +295,7 @@ def test_a_damaged_result_is_fitted_again_with_a_warning(key, tmp_path, damage, 
 def test_a_damaged_checkpoint_is_fitted_again_with_a_warning(key, tmp_path):
     folder = SweepFolder(tmp_path, {"jax": jax.__version__})
     path = folder.checkpoint("none", 4).path
-    path.write_bytes(b"quell checkpoint 1\nbroken")
+    path.write_bytes(b"quell checkpoint 2\nbroken")
     with pytest.warns(UserWarning, match="none is fitted again"):
         assert folder.checkpoint("none", 4).path == path
     assert not path.exists()
