@@ -307,6 +307,4 @@ REFUSED = {
 @pytest.mark.parametrize(("problem", "term", "approximation", "reason"), REFUSED.values(), ids=REFUSED)
 def test_refusals_say_why(problem, term, approximation, reason):
     with pytest.raises(ValueError, match=rf"cannot be used for .*{reason}"):
-        quell.Gradient(
-            problem, [quell.ControlVariate(term, RP, SF, approximation)], base=quell.default_base(problem)
-        )
+        quell.Gradient(problem, [quell.ControlVariate(term, RP, SF, approximation)], base=quell.default_base(problem))

@@ -11,8 +11,8 @@ import pytest
 
 import catalogue
 import quell
-from catalogue import FAMILIES, at_nodes, at_random
-from exact import all_close, expectation, expected_value, gauss_hermite, total_variance
+from catalogue import FAMILIES, at_nodes
+from exact import all_close, expectation, expected_value, total_variance
 from quell.approximations.anchor import LatentAnchor, PredictorAnchor, expand_data, expand_prior
 from quell.approximations.sketch import DenseSketch, DiagonalSketch, LowRankSketch
 from quell.core.program import inner_programs
