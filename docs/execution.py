@@ -2,7 +2,7 @@
 r"""Code on the pages: `python run` blocks are highlighted, and on some pages run, with what they print and draw.
 
 The blocks of a page run from top to bottom in one namespace. A block that fails stops the build, with its page and
-line. `QUELL_DOCS_RUN=0` shows the code alone, for a quick look at the text.
+line. `QUELL_DOCS_RUN=0` shows the code alone, for a quick build.
 """
 
 import ast
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from mkdocs.exceptions import PluginError
 
-RUN = ("gallery/", "numpyro.md", "sweep.md", "troubleshooting.md")
+RUN = ("extending.md", "gallery/", "numpyro.md", "sweep.md", "troubleshooting.md")
 """Beginnings of the addresses of pages whose code is run when the pages are built."""
 
 BLOCK = re.compile(r"^```python run\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-LOOKS = {
+STYLE = {
     "axes.axisbelow": True,
     "axes.grid": True,
     "axes.prop_cycle": "cycler('color', ['D55E00', '3D8FD1', '009E73', 'E69F00', 'CC79A7', '8A8F98'])",
@@ -34,12 +34,12 @@ LOOKS = {
     "grid.alpha": 0.25,
     "legend.frameon": False,
 }
-"""Settings of matplotlib: colours are Okabe and Ito's; the style sheet inverts pictures on a dark ground."""
+"""Settings of matplotlib: colours are Okabe and Ito's; the style sheet inverts figures in the dark theme."""
 
 QUICK = "--xla_backend_optimization_level=0"
 """For the many small programs of a page, which are compiled once and hardly run; quell's own have options of theirs."""
 
-_DPI, _PIXELS_AN_INCH = 150, 100
+_DPI, _PIXELS_PER_INCH = 150, 100
 
 
 class Shown(NamedTuple):
@@ -87,7 +87,7 @@ class Page:
         """The last line of the page that an error went through."""
         if isinstance(error, SyntaxError):
             return error.lineno
-        lines = [number for frame, number in _walk(error.__traceback__) if frame.f_code.co_filename == self.path]
+        lines = [number for frame, number in _frames(error.__traceback__) if frame.f_code.co_filename == self.path]
         return lines[-1] if lines else None
 
     def shown(self) -> str:
@@ -136,12 +136,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Draw into memory, in our looks; no figure is left open."""
+    """Draw into memory, in our style; no figure is left open."""
     import matplotlib
     from matplotlib import pyplot
 
     matplotlib.use("Agg", force=True)
-    with matplotlib.rc_context(LOOKS):
+    with matplotlib.rc_context(STYLE):
         yield
     pyplot.close("all")
 
@@ -162,11 +162,11 @@ def _image(figure: Any) -> str:
     data = base64.b64encode(file.getvalue()).decode()
     titles = [figure.get_suptitle(), *(axes.get_title() for axes in figure.axes)]
     alt = html.escape("; ".join(filter(None, titles)) or "A figure that the code above draws")
-    width = round(_PIXELS_AN_INCH * figure.get_figwidth())
+    width = round(_PIXELS_PER_INCH * figure.get_figwidth())
     return f'<img class="drawn" alt="{alt}" width="{width}" src="data:image/png;base64,{data}">'
 
 
-def _walk(traceback: types.TracebackType | None) -> Iterator[tuple[types.FrameType, int]]:
+def _frames(traceback: types.TracebackType | None) -> Iterator[tuple[types.FrameType, int]]:
     while traceback is not None:
         yield traceback.tb_frame, traceback.tb_lineno
         traceback = traceback.tb_next

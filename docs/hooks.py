@@ -85,8 +85,7 @@ class Formula:
     def _next(self) -> str:
         if self.position == len(self.tokens):
             raise ValueError(
-                f"The formula {self.latex!r} ends too early. An argument or a closing brace was needed. "
-                "Count its braces."
+                f"A formula must close its braces and give every command its argument, got {self.latex!r}."
             )
         self.position += 1
         return self.tokens[self.position - 1]
@@ -128,8 +127,7 @@ class Formula:
             return SIGNS.get(name) or _italic(LETTERS[name])
         if token.startswith("\\"):
             raise ValueError(
-                f"The formula {self.latex!r} holds {token}. Only the commands listed in docs/hooks.py were "
-                "needed so far. Write it with those, or add the command there."
+                f"A formula must use the commands of docs/hooks.py only, got {token} in {self.latex!r}; add it there."
             )
         return _italic(token) if token.isalpha() else html.escape(token)
 

@@ -3,8 +3,8 @@
 
 Five switches are shared by all data; each turns some of the eight bits of a datum on or off through a logistic decoder
 whose weights are known. With 2⁵ configurations the evidence, the ELBO of any q and the best q of all are exact, so each
-fit can be held against them. Without variates every score is multiplied by a log joint of some −220 nats, and little is
-learned. The decoder takes any number between 0 and 1 for a switch, which REBAR's relaxation needs.
+fit can be compared with them. Without variates every score is multiplied by a log joint of some −220 nats, and little
+is learned. The decoder takes any number between 0 and 1 for a switch, which REBAR's relaxation needs.
 
     python examples/belief_net.py --out DIR
 """
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 import quell
-from quell import zoo
+from quell import literature
 
 SWITCHES, BITS, NUM_DATA = 5, 8, 40
 PRIOR_LOG_ODDS = -0.5
@@ -41,11 +41,11 @@ STYLE = {
 
 
 class Fits(NamedTuple):
-    """Several fits with the same variates: the estimated ELBO a step, the exact one at the end, times quieter."""
+    """Several fits with the same variates: estimated ELBO per step, exact one at the end, reduction of the norm."""
 
     history: np.ndarray
     elbo: np.ndarray
-    quieter: float
+    reduction: float
 
 
 def make_model() -> quell.Model:
@@ -94,7 +94,7 @@ def best_elbo(joints: jax.Array, family: quell.Bernoulli) -> float:
 
 def make_ensembles(problem: quell.Problem) -> dict[str, tuple[quell.ControlVariate, ...]]:
     """None, the cheap ones that suit the problem, and REBAR."""
-    return {"none": (), "default": quell.default_variates(problem, SAMPLER), "rebar": (zoo.rebar(),)}
+    return {"none": (), "default": quell.default_variates(problem, SAMPLER), "rebar": (literature.rebar(),)}
 
 
 def fit_all(model: quell.Model, family: quell.Bernoulli, steps: int) -> dict[str, Fits]:
@@ -127,12 +127,12 @@ def fit_all(model: quell.Model, family: quell.Bernoulli, steps: int) -> dict[str
 def show(fits: dict[str, Fits], evidence: float, best: float) -> None:
     """Print the exact ELBO and the divergence from the posterior where the fits ended."""
     table = Table("variates", box=MARKDOWN)
-    for column in ("gradient quieter", "ELBO", "KL from the posterior", "of that, avoidable"):
+    for column in ("squared norm divided by", "ELBO", "KL from the posterior", "of that, avoidable"):
         table.add_column(column, justify="right")
     for name, fit in fits.items():
         kl = evidence - fit.elbo.mean()
         cells = (
-            f"{float(f'{fit.quieter:.2g}'):,.0f}×",
+            f"{float(f'{fit.reduction:.2g}'):,.0f}×",
             f"{fit.elbo.mean():.4f}",
             f"{kl:.4f}",
             f"{best - fit.elbo.mean():.4f}",

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import quell
-from quell import zoo
+from quell import literature
 
 PRIOR_SHAPE, PRIOR_RATE = 2.0, 1.0
 COUNTS = jnp.array([[3, 0], [1, 1], [4, 0], [2, 0], [2, 1], [5, 0]], float)
@@ -64,7 +64,7 @@ def exact_posterior() -> quell.GammaParams:
 
 @eqx.filter_jit
 def run(gradient: quell.Gradient, places: quell.GammaParams, keys: jax.Array) -> jax.Array:
-    """The gradient of each step at the fixed parameters of each place, while the weights of the variates settle."""
+    """The gradient of each step at the fixed parameters of each place, while the weights of the variates converge."""
 
     def run_at(params: quell.GammaParams) -> jax.Array:
         def step(state: quell.GradientState, key: jax.Array) -> tuple[quell.GradientState, jax.Array]:
@@ -84,7 +84,7 @@ def make_gradients(problem: quell.Problem) -> dict[str, quell.Gradient]:
     )
     recipes = {
         "score function": (score, ()),
-        "score function, baselines": (score, (zoo.ranganath(), zoo.leave_one_out())),
+        "score function, baselines": (score, (literature.ranganath(), literature.leave_one_out())),
         "generalized": (generalized, ()),
         "implicit": (implicit, ()),
         "implicit, default variates": (implicit, quell.default_variates(problem)),
@@ -138,7 +138,7 @@ def draw(rows: list[Row], fitted: quell.GammaParams, path: Path) -> None:
         bars.barh(np.arange(len(rows)) + 0.4 * k - 0.2, values, height=0.38, color=COLORS[k], label=place)
     lowest = min(min(row.variances) for row in rows)
     bars.set(xscale="log", xlim=(lowest / 2, None))
-    bars.set_xlabel(f"variance of the gradient of a step with {REPLICATES} replicates")
+    bars.set_xlabel(f"variance of the gradient, {REPLICATES} replicates per step")
     bars.set_yticks(range(len(rows)), [row.estimator.replace(", ", ",\n") for row in rows])
     bars.invert_yaxis()
     bars.grid(axis="x", alpha=0.3)
@@ -162,7 +162,7 @@ def draw(rows: list[Row], fitted: quell.GammaParams, path: Path) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("examples-output"),
     steps: Annotated[
-        int, typer.Option(help="Steps an estimator, the first half to settle, and of the fit.", min=4)
+        int, typer.Option(help="Steps per estimator, the first half as warm-up, and of the fit.", min=4)
     ] = 2000,
 ) -> None:
     """Compare the gradients, fit, print the tables, draw the figure."""

@@ -7,9 +7,9 @@ On two terminals of one machine:
     XLA_FLAGS=--xla_force_host_platform_device_count=2 python examples/many_hosts.py localhost:7777 2 1
 
 On several hosts, give the address of the first one; on a cluster that JAX knows (Slurm, MPI), give no arguments. Each
-process makes, or loads, only its own rows; equally many. What differs between them is nothing else. The first process
+process makes, or loads, only its own rows, in equal-sized shards; all other arguments are identical. The first process
 shows progress and writes `many_hosts.quell`. Should a process die, the others end within a minute, and the same
-commands, for the same or for another number of processes that divides 40, go on from that file.
+commands, for the same or for another number of processes that divides 40, resume from that file.
 """
 
 import sys
@@ -23,7 +23,7 @@ NUM_ROWS, DIM = 200_000, 20
 
 
 def main(address: str | None = None, num_processes: str = "0", process_id: str = "0") -> None:
-    """Meet the others, fit, and let the first process tell."""
+    """Connect to the others, fit, and let the first process print."""
     named = () if address is None else (address, int(num_processes), int(process_id))
     jax.distributed.initialize(*named, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20)
     features, labels = own_rows()
@@ -37,7 +37,7 @@ def main(address: str | None = None, num_processes: str = "0", process_id: str =
 
 
 def own_rows() -> tuple[np.ndarray, np.ndarray]:
-    """This process's part of the rows: made in blocks, so that the data are the same for any number of processes."""
+    """This process's shard of the rows: made in blocks, so that the data are the same for any number of processes."""
     blocks = np.array_split(np.arange(40), jax.process_count())[jax.process_index()]
     features, labels = zip(*(block_of_rows(number) for number in blocks), strict=True)
     return np.concatenate(features), np.concatenate(labels)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three Bernoullis: how quiet the control variates of the literature make the score function.
+"""Three Bernoullis: how far the control variates of the literature lower the variance of the score function.
 
 The toy of the papers on REBAR and RELAX: f(z) = Σ (z − p)² with p = (0.6, 0.51, 0.48) and z from three independent
 Bernoullis. The parameters stay where they are; only the weights of the variates and the network learn. Once they have
-settled, the gradients of many steps give a variance, and a mean to hold against the gradient by enumeration.
+converged, the gradients of many steps give a variance, and a mean to compare with the gradient by enumeration.
 
     python examples/three_bernoullis.py --out DIR
 """
@@ -23,14 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 import quell
-from quell import zoo
+from quell import literature
 
 TARGETS = jnp.array([0.6, 0.51, 0.48])
-PLACES = {"at the start": (0.0, 0.0, 0.0), "further on": (1.5, -1.0, -2.0)}
+PLACES = {"at the start": (0.0, 0.0, 0.0), "later": (1.5, -1.0, -2.0)}
 """Log odds at which the gradients are compared."""
 
 REPLICATES = 20
-COLORS = {"at the start": "#0072B2", "further on": "#E69F00"}
+COLORS = {"at the start": "#0072B2", "later": "#E69F00"}
 
 
 class Row(NamedTuple):
@@ -52,12 +52,12 @@ def make_ensembles() -> dict[str, list[quell.ControlVariate]]:
     """Each variate alone, and all of them together."""
     network = eqx.nn.MLP(3, "scalar", width_size=8, depth=1, activation=jnp.tanh, key=jax.random.key(0))
     variates = [
-        zoo.ranganath(),
-        zoo.leave_one_out(),
-        zoo.moving_average(),
-        zoo.rebar_plain(),
-        zoo.rebar(),
-        zoo.relax(network, optimizer=optax.adam(0.02)),
+        literature.ranganath(),
+        literature.leave_one_out(),
+        literature.moving_average(),
+        literature.rebar_plain(),
+        literature.rebar(),
+        literature.relax(network, optimizer=optax.adam(0.02)),
     ]
     return {"score function": [], **{v.name: [v] for v in variates}, "all together": variates}
 
@@ -103,10 +103,10 @@ def compare(ensembles: dict[str, list[quell.ControlVariate]], steps: int) -> lis
 
 
 def show(rows: list[Row]) -> None:
-    """Print one line an estimator; `off by` is the coordinate of the mean that is farthest from the exact gradient."""
+    """Print one line per estimator; `off by` is the coordinate of the mean that is farthest from the exact gradient."""
     table = Table("estimator", box=MARKDOWN)
     for place in PLACES:
-        for column in (f"variance {place}", "quieter", "off by"):
+        for column in (f"variance {place}", "reduction", "off by"):
             table.add_column(column, justify="right")
     for name in dict.fromkeys(row.estimator for row in rows):
         cells = [name]
@@ -129,7 +129,7 @@ def draw(rows: list[Row], path: Path) -> None:
         axes.barh(np.arange(len(names)) + 0.4 * k - 0.2, values, height=0.38, color=COLORS[place], label=label)
     lowest = min(row.variance for row in rows)
     axes.set(xscale="log", xlim=(lowest / 2, None))
-    axes.set_xlabel(f"variance of the gradient of a step with {REPLICATES} replicates")
+    axes.set_xlabel(f"variance of the gradient, {REPLICATES} replicates per step")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
@@ -141,7 +141,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the figure.")] = Path("examples-output"),
-    steps: Annotated[int, typer.Option(help="Steps an estimator, the first half of them to settle.", min=4)] = 10_000,
+    steps: Annotated[int, typer.Option(help="Steps per estimator, the first half as warm-up.", min=4)] = 10_000,
 ) -> None:
     """Compare the gradients, print the table, draw the figure."""
     out.mkdir(parents=True, exist_ok=True)

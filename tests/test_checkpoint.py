@@ -15,13 +15,16 @@ import numpy as np
 import optax
 import pytest
 
+import catalogue
 import quell
 from quell import CheckpointError, ControlVariate, Status
+from quell.approximations import refuses_to_approximate
 from quell.fit import driver, loop, method
-from quell.fit.checkpoint import Snapshot
 from quell.fit.checkpoint import file as checkpoint_file
+from quell.fit.checkpoint import fingerprint as checkpoint_fingerprint
 from quell.fit.checkpoint import keeper as checkpoint_keeper
-from quell.fit.checkpoint.fingerprint import named, plain_array
+from quell.fit.checkpoint.file import named, plain_array, read_contents, restored, write_contents
+from quell.fit.checkpoint.keeper import Snapshot
 from quell.fit.history import History
 from quell.fit.plan import FitPlan
 from quell.terms import elbo
@@ -104,7 +107,7 @@ def test_a_resumed_fit_is_the_uninterrupted_one(error, key, path, stop_after):
     else:
         with pytest.raises(error):
             _fit(key, first, **options)
-    reached = checkpoint_file.read_contents(path).header["step"]
+    reached = read_contents(path).header["step"]
     assert 0 < reached < 90
     stop_after()
     resumed = _fit(key, quell.Checkpoint(path, resume=True), **options)
@@ -129,13 +132,13 @@ def test_twenty_kills_leave_whole_checkpoints_and_the_same_fit():
 @pytest.fixture
 def steps_written(monkeypatch):
     """The step of each checkpoint, as it is written."""
-    steps, write = [], checkpoint_file.write_contents
+    steps, write = [], checkpoint_keeper.write_contents
 
     def seen(path, header, arrays):
         steps.append(header["step"])
         write(path, header, arrays)
 
-    monkeypatch.setattr(checkpoint_file, "write_contents", seen)
+    monkeypatch.setattr(checkpoint_keeper, "write_contents", seen)
     return steps
 
 
@@ -182,7 +185,7 @@ def test_an_exception_in_a_callback_loses_nothing(key, path):
 
     with pytest.raises(ZeroDivisionError):
         _fit(key, quell.Checkpoint(path), callback=callback)
-    assert checkpoint_file.read_contents(path).header["step"] > 0
+    assert read_contents(path).header["step"] > 0
     _assert_same(_all(_fit(key, quell.Checkpoint(path, resume=True))), _all(_fit(key)))
 
 
@@ -223,11 +226,9 @@ def _choosing(key, checkpoint=None, **options):
     return quell.fit(COSH, FAMILY, key=key, **({"steps": 40, "checkpoint": checkpoint} | options))
 
 
-def test_a_choice_is_kept_in_the_file_and_not_made_again(key, path, monkeypatch):
+def test_a_choice_is_the_same_when_a_fit_is_resumed(key, path):
     whole = _choosing(key, quell.Checkpoint(path))
     assert whole.choice.base == "second order"
-    assert checkpoint_file.read_contents(path).header["choice"]["base"] == "second order"
-    monkeypatch.setattr(method.Method, "first_choice", pytest.fail)
     longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
     assert longer.choice == whole.choice
     assert longer.history.num_steps == 60
@@ -252,13 +253,6 @@ def test_a_choice_that_changed_on_the_way_is_resumed(key, path, monkeypatch):
 
 # The file
 
-FAMILIES = {
-    "full-rank": (quell.FullRank(2), "auto"),
-    "low-rank": (quell.LowRank(2, 1), ()),
-    "product": (quell.Product({"a": quell.MeanField(1), "b": quell.Gamma(1)}), ()),
-    "learning": (quell.MeanField(2), STATEFUL),
-    "bernoulli": (quell.Bernoulli(2), "auto"),
-}
 OPTIMIZERS = {
     "adam": ADAM,
     "noisy": optax.chain(
@@ -277,12 +271,44 @@ def _filled(leaf, rng):
         return jnp.asarray(values.astype(leaf.dtype))
 
 
+def _round_trip(tree, path):
+    write_contents(path, {"of": "a tree"}, named(tree, plain_array, "tree"))
+    _assert_same_bits(restored(read_contents(path).arrays, tree, "tree"), tree)
+
+
+def _assert_same_bits(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for left, right in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert jax.typeof(left) == jax.typeof(right)
+        assert plain_array(left).tobytes() == plain_array(right).tobytes()
+
+
+def _allowed(problem):
+    made = catalogue.approximations(problem.model.dim)
+    return {how: one for how, one in made.items() if refuses_to_approximate(one, problem, quell.Data()) is None}
+
+
+@pytest.mark.parametrize("name", catalogue.CASES)
+def test_save_and_load_is_identity_for_all_of_the_catalogue(name, path):
+    """The parameters of every family, and the state of a gradient with every approximation."""
+    case = catalogue.Case(name)
+    problem, params, rng = case.problem, case.entry.params, np.random.default_rng(0)
+    states = tuple(approximation.init(problem) for approximation in _allowed(problem).values())
+    moments = quell.Rule().init(len(states), jnp.float64, num_leaves=len(jax.tree.leaves(params)))
+    state = quell.GradientState(moments, states)
+    _round_trip((params, state), path)
+    _round_trip(jax.tree.map(lambda leaf: _filled(leaf, rng), state), path)
+
+
+def test_the_law_sees_every_family_and_every_approximation():
+    seen = {how for name in catalogue.CASES for how in _allowed(catalogue.Case(name).problem)}
+    assert {family for _, family, _ in catalogue.CASES.values()} == set(catalogue.FAMILIES)
+    assert seen == set(catalogue.approximations(2))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_save_and_load_is_identity(family, optimizer, key, path):
-    chosen, variates = FAMILIES[family]
-    model = quell.Model(lambda z, x: -((x - z[0] - z[1]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2)
-    plan = _plan(key, model, chosen, variates=variates, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
+def test_save_and_load_of_a_snapshot_is_identity(optimizer, key, path):
+    plan = _plan(key, variates=STATEFUL, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
     num_variates = len(plan.algorithm.gradient.variates)
@@ -291,13 +317,10 @@ def test_save_and_load_is_identity(family, optimizer, key, path):
         rows = [rng.normal(size=num) for _ in range(3)]
         weights = rng.normal(size=(num, num_variates))
         pieces.append(History(*rows, weights, weights > 0, rows[0] > 0))
-    before = Snapshot(state, (tuple(pieces),), 1.5)
-    before.save(path, plan.fingerprint())
-    after = Snapshot.load(path, plan.start, plan.fingerprint())
-    assert jax.tree.structure(after.state) == jax.tree.structure(state)
-    for one, two in zip(jax.tree.leaves(after.state), jax.tree.leaves(state), strict=True):
-        assert jax.typeof(one) == jax.typeof(two)
-        assert plain_array(one).tobytes() == plain_array(two).tobytes()
+    before = Snapshot(plan, state, (tuple(pieces),), 1.5)
+    before.save(path)
+    after = Snapshot.load(path, plan)
+    _assert_same_bits(after.state, state)
     _assert_same(after.histories, before.histories)
     assert after.seconds == before.seconds
     if optimizer == "noisy":
@@ -306,12 +329,12 @@ def test_save_and_load_is_identity(family, optimizer, key, path):
 
 def test_there_is_no_pickle_and_everything_has_a_name(key, path):
     _fit(key, quell.Checkpoint(path))
-    contents = checkpoint_file.read_contents(path)
+    contents = read_contents(path)
     assert all(array.dtype != object for array in contents.arrays.values())
     assert {"state.algorithm.params.loc", "state.step", "history[0].elbo"} <= set(contents.arrays)
     assert contents.arrays["history[0].elbo"].shape == (90,)
-    assert contents.header["quell"] == quell.__version__
-    assert contents.header["jax"] == jax.__version__
+    assert contents.header["fingerprint"]["quell"] == quell.__version__
+    assert contents.header["fingerprint"]["jax"] == jax.__version__
     assert path.read_bytes().startswith(b"quell checkpoint 1\n")
     names = named(_plan(key, optimizer=ADAM, variates=()).start, lambda leaf: None)
     assert {f"state{name}" for name in names} == {name for name in contents.arrays if name.startswith("state")}
@@ -462,7 +485,7 @@ def test_a_full_disk_does_not_end_the_fit(key, path, monkeypatch):
     with pytest.warns(UserWarning, match=r"could not be written \(No space left on device\)\. The fit goes on"):
         result = _fit(key, quell.Checkpoint(path, every_steps=40))
     assert result.status is Status.COMPLETED
-    assert checkpoint_file.read_contents(path).header["step"] == 90
+    assert read_contents(path).header["step"] == 90
 
 
 def test_another_version_of_jax_is_told(written, monkeypatch):
@@ -472,8 +495,8 @@ def test_another_version_of_jax_is_told(written, monkeypatch):
 
 
 def test_another_version_of_quell_is_refused(written, monkeypatch):
-    monkeypatch.setattr(checkpoint_file, "VERSION", "99.0")
-    with pytest.raises(quell.CheckpointError, match=r"quell 99\.0, .* got "):
+    monkeypatch.setattr(checkpoint_fingerprint, "VERSION", "99.0")
+    with pytest.raises(quell.CheckpointError, match=r"differs in quell \(0.* there, 99\.0 here\)"):
         _fit(jax.random.key(0), quell.Checkpoint(written, resume=True))
 
 
@@ -492,6 +515,6 @@ def test_writing_is_cheap(key, path):
     rows = [rng.normal(size=num) for _ in range(3)]
     history = History(*rows, rng.normal(size=(num, 7)), np.zeros((num, 7), bool), np.zeros(num, bool))
     began = time.perf_counter()
-    Snapshot(plan.start, ((history,),), 0.0).save(path, {})
+    Snapshot(plan, plan.start, ((history,),), 0.0).save(path)
     assert time.perf_counter() - began < 5.0, "about 0.1 s on an idle machine"
     assert 8e6 < path.stat().st_size < 10e6

@@ -101,8 +101,8 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
         ({"steps": 0}, "`steps` must be an integer of at least 1, got 0"),
         ({"family": "gauss"}, "got 'gauss'"),
         ({"data": "missing.csv"}, "missing.csv"),
-        ({"model": "nobody"}, "has no model named 'nobody'"),
-        ({"model": "broken"}, "cannot be fitted"),
+        ({"model": "nobody"}, "got 'nobody'"),
+        ({"model": "broken"}, "cannot be evaluated"),
         ({"batch-size": 9}, "batch_size"),
     ],
 )
@@ -127,7 +127,7 @@ def test_ctrl_c_says_how_to_go_on(files, monkeypatch):
     monkeypatch.setattr(command.SweepPlan, "run", interrupted)
     result = _sweep(files)
     assert result.exit_code == 130
-    assert "the same command goes on from there" in _printed(result)
+    assert "run the same command again to resume" in _printed(result)
 
 
 def test_a_full_disk_says_what_to_do(files, monkeypatch):
@@ -170,4 +170,4 @@ def test_no_cluster_is_an_error_in_words(files, monkeypatch):
     monkeypatch.setattr(jax.distributed, "initialize", missing)
     result = _sweep(files, "--coordinator", "auto")
     assert result.exit_code == 2
-    assert "did not meet (coordinator_address should be defined.)" in _printed(result)
+    assert "got auto (coordinator_address should be defined.)" in _printed(result)

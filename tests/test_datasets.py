@@ -133,7 +133,7 @@ def test_download_with_other_values_is_refused(cache, monkeypatch):
         ("1,2,3", r"shape \(690, 3\)"),
         (",".join(["nan"] * 15), "10350 NaN or infinite entries"),
         (",".join(["1"] * 15), "the checksum differs"),
-        (",".join(["?"] * 15), r"could not convert string to float: '\?'"),
+        (",".join(["?"] * 15), r"could not convert string '\?' to float64 at row 0"),
     ],
 )
 def test_bad_file_is_refused_with_the_reason(tmp_path, line, problem):

@@ -23,7 +23,7 @@ from quell.cli.cluster import join
 from quell.cli.data_file import read_data, read_parts
 from quell.core import devices, processes
 from quell.fit.checkpoint.file import read_contents
-from quell.fit.checkpoint.fingerprint import rows_digest
+from quell.fit.checkpoint.fingerprint import array_digest
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 200
@@ -215,12 +215,12 @@ def test_rows_on_disk_and_a_mesh_are_refused(tmp_path):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int8, bool, np.int64])
 def test_the_digest_of_rows_sees_every_value_and_its_place(dtype):
     rows = jax.numpy.asarray(np.arange(24).reshape(6, 4) % 5, dtype)
-    digests = {rows_digest(rows)}
+    digests = {array_digest(rows)}
     for row, column in np.ndindex(rows.shape):
-        digests.add(rows_digest(rows.at[row, column].set(~rows[row, column] if dtype is bool else 9)))
+        digests.add(array_digest(rows.at[row, column].set(~rows[row, column] if dtype is bool else 9)))
     assert len(digests) == 25
-    assert rows_digest(rows[::-1]) not in digests
-    assert rows_digest(rows) == rows_digest(rows + 0 if dtype is not bool else rows)
+    assert array_digest(rows[::-1]) not in digests
+    assert array_digest(rows) == array_digest(rows + 0 if dtype is not bool else rows)
 
 
 @pytest.fixture

@@ -6,16 +6,26 @@ import functools
 import importlib.util
 import math
 import re
+import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from mkdocs.exceptions import PluginError
 from numpyro import infer
 
+import catalogue
 import quell
+import test_laws
+from exact import Rule
 from quell.adapters.numpyro import family_ensemble
 from quell.diagnostics import report
+from quell.models.quadrature import equally_spaced
 
 
 def _text(path: Path) -> str:
@@ -27,10 +37,12 @@ README = ROOT / "README.md"
 PACKAGE = ROOT / "src" / "quell"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 API_PAGES = sorted((ROOT / "docs" / "api").glob("*.md"))
-SUBPACKAGES = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py") if path.parent.name != "cli")
+WITHOUT_NAMES = {"cli", "core"}
+SUBPACKAGES = sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - WITHOUT_NAMES)
+"""Those with public names: the command line has none, and what users need of `core` is in `quell`."""
 RUNNABLE = [path for path in (README, *PAGES) if "```python run\n" in _text(path)]
 RECIPES = ["quell.ControlVariate", "quell.BaseGradient", "quell.Gradient"]
-IN_FULL = {README, ROOT / "docs" / "quickstart.md", ROOT / "docs" / "zoo.md"}
+IN_FULL = {README, *(ROOT / "docs" / f"{name}.md" for name in ("quickstart", "literature", "extending"))}
 """Pages whose fits are as long here as they are there; most of the others are run in full when they are built."""
 FEW = 20
 """Steps of a fit on the others."""
@@ -48,20 +60,23 @@ def _tree(module: str) -> ast.Module:
 
 def _exports(module: str) -> dict[str, str]:
     """Public names of a package, with the module that each is imported from."""
-    imports = [node for node in _tree(module).body if isinstance(node, ast.ImportFrom)]
-    found = {alias.asname: str(node.module) for node in imports for alias in node.names if alias.asname}
-    return found | _lazy_exports(module)
+    return _imported(_tree(module).body) | _lazy_exports(module)
+
+
+def _imported(body: list[ast.stmt]) -> dict[str, str]:
+    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    return {alias.asname: str(node.module) for node in imports for alias in node.names if alias.asname}
 
 
 def _lazy_exports(module: str) -> dict[str, str]:
     """Names that a package imports when they are first used, with the module that each comes from.
 
-    They are the keys of `_HOMES`, or what `__getattr__` compares its argument with: `if name == "x": return home.x`.
+    Type checkers see them imported, or `__getattr__` compares its argument with them (`if name == "x": return y.x`).
     """
     homes = {}
     for node in _tree(module).body:
-        if isinstance(node, ast.Assign) and _assigned(node) == ["_HOMES"]:
-            homes |= {name: f"{module}.{home}" for name, home in ast.literal_eval(node.value).items()}
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            homes |= _imported(node.body)
         if isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
             homes |= {found[1]: f"{module}.{found[2]}" for found in _LAZY.finditer(ast.unparse(node))}
     return homes
@@ -78,7 +93,17 @@ def _definition(path: str) -> str:
 
 
 def _is_module(package: str, name: str) -> bool:
-    return (ROOT / "src" / Path(*package.split(".")) / f"{name}.py").exists()
+    """Whether a package means its file by a name, not a function of the same name that it imports from there."""
+    is_file = (ROOT / "src" / Path(*package.split(".")) / f"{name}.py").exists()
+    return is_file and _exports(package).get(name, package) == package
+
+
+def _is_ambiguous(path: str) -> bool:
+    """Whether a file has the name too, there or where it is imported from, and would be shown instead."""
+    module, _, name = path.rpartition(".")
+    source = _exports(module).get(name) if module else None
+    is_file = (ROOT / "src" / Path(*path.split("."))).with_suffix(".py").exists()
+    return is_file or (source not in (None, module) and _is_ambiguous(f"{source}.{name}"))
 
 
 def _assigned(node: ast.stmt) -> list[str]:
@@ -107,7 +132,7 @@ def _public() -> dict[str, str]:
         f"{package}.{name}"
         for package in packages
         for name, source in _exports(package).items()
-        if name not in SUBPACKAGES and not _is_module(source, name)
+        if source != "quell" and not _is_module(source, name)
     ]
     return {name: _definition(name) for name in names}
 
@@ -131,6 +156,7 @@ def test_every_public_name_is_on_an_api_page():
     documented = {_definition(name) for name in shown}
     assert [name for name, definition in _public().items() if definition not in documented] == []
     assert len(shown) == len(documented), "a name is shown twice"
+    assert [name for name in shown if _is_ambiguous(name)] == ["quell.variates.literature"], "files are shown"
 
 
 def test_lazily_imported_names_are_public_too():
@@ -162,6 +188,85 @@ def test_estimators_approximations_and_recipes_state_bias_and_cost():
         if not re.search(rf"^{line} \S", _docstring(path) or "", re.MULTILINE)
     ]
     assert lacking == []
+
+
+# The map, and the way of one step
+
+
+def test_the_map_is_the_import_contract():
+    contracts = tomllib.loads(_text(ROOT / "pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    block = re.search(r"^## The house$.*?^```\n(.*?)^```$", _text(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE)
+    lines = [re.split(r" {2,}", line, maxsplit=1) for line in block.group(1).splitlines()]
+    assert [line[0] for line in lines] == [re.sub(r"[()]", "", layer) for layer in layers]
+    assert all(len(line) == 2 for line in lines), "each layer says what it is for"
+
+
+ONE_STEP = ROOT / "docs" / "one-step.md"
+MOST_FILES = 15
+ASIDE = ("core/", "data/", "models/")
+
+
+def _files_of_a_step() -> dict[str, set[str]]:
+    """Files of quell that a full-rank step with one variate goes through, in order, with the functions called there."""
+    features = np.array([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]])
+    problem = quell.Problem(quell.logistic_regression(features, [0, 1, 1]), quell.FullRank(2))
+    gradient = quell.Gradient(problem, quell.paper.variates("c2"), sampler=quell.Sampler(10, 1))
+    algorithm = quell.Algorithm(gradient, optax.adam(0.05))
+    state, found = algorithm.init(), {}
+
+    def listen(frame, event, argument):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(PACKAGE)):
+            found.setdefault(Path(code.co_filename).relative_to(PACKAGE).as_posix(), set()).add(code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(listen)
+    try:
+        jax.eval_shape(algorithm.step, jax.random.key(0), state)
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def _are_one_liners(file: str, called: set[str]) -> bool:
+    """Whether all functions that were called have one statement after their docstring."""
+    functions = [node for node in ast.walk(ast.parse(_text(PACKAGE / file))) if isinstance(node, ast.FunctionDef)]
+    return all(len(node.body) - (ast.get_docstring(node) is not None) <= 1 for node in functions if node.name in called)
+
+
+def test_the_page_on_one_step_names_the_files_that_a_step_goes_through():
+    found = _files_of_a_step()
+    bases = [file for file, called in found.items() if file.endswith("/base.py") and _are_one_liners(file, called)]
+    main = [file for file in found if not file.startswith(ASIDE) and file not in bases]
+    rows = re.findall(r"^\| \d+ \| `(\S+)` \|", _text(ONE_STEP), re.MULTILINE)
+    assert rows == main
+    assert len(rows) <= MOST_FILES
+    aside = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", _text(ONE_STEP).partition("## Left aside")[2])
+    assert sorted(aside) == sorted(set(found) - set(main))
+
+
+# What the pages name
+
+
+@pytest.mark.parametrize("path", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.stem)
+def test_files_and_commands_on_a_page_exist(path):
+    text = _text(path)
+    paths = re.findall(r"\b((?:docs|examples|experiments|src|tests)/[\w/.-]*\w)", text)
+    assert [name for name in paths if not (ROOT / name).exists()] == []
+    modules = [name for name in re.findall(r"python -m (experiments[\w.]*)", text) if "NAME" not in name]
+    roots = [ROOT / Path(*module.split(".")) for module in modules]
+    assert [root for root in roots if not (root.with_suffix(".py").exists() or (root / "__main__.py").exists())] == []
+
+
+FIRST_EDITION = ["benchmarks/", "quell bench", "quell reproduce", "zoo", "trial run", "quieter", "was needed"]
+
+
+@pytest.mark.parametrize("path", [README, ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda path: path.stem)
+def test_no_page_has_the_words_of_the_first_edition(path):
+    """Records of decisions are history."""
+    found = [word for word in FIRST_EDITION if word.lower() in _text(path).lower()]
+    assert path.parent.name == "decisions" or found == []
 
 
 # Formulas
@@ -211,7 +316,7 @@ def test_a_formula_reads_as_it_is_meant(hooks, latex, text):
 
 
 def test_an_unknown_command_in_a_formula_is_named(hooks):
-    with pytest.raises(ValueError, match=r"holds \\int"):
+    with pytest.raises(ValueError, match=r"got \\int"):
         hooks.formula_html(r"\int f")
 
 
@@ -254,7 +359,7 @@ def marks_of(path):
     """Pages take long; those that few read first are left to a release."""
     if path == README:
         return []
-    return [pytest.mark.release if path.parent.name == "gallery" or path.stem == "zoo" else pytest.mark.slow]
+    return [pytest.mark.release if path.parent.name == "gallery" or path.stem == "literature" else pytest.mark.slow]
 
 
 # Of a fit with few steps the last thousand are few, and some are none
@@ -272,6 +377,65 @@ def test_the_code_of_a_page_runs(path, execution, monkeypatch, request):
     with execution.drawing():
         for block in page.blocks():
             page.run(block)
+
+
+# The newcomers of the page on extending quell
+
+
+@pytest.fixture(scope="module")
+def newcomers(execution):
+    """The classes that the page defines."""
+    path = ROOT / "docs" / "extending.md"
+    page = execution.Page(_text(path), str(path))
+    for block in page.blocks():
+        if "def exact_draw" in block.group(1) or re.search(r"^class ", block.group(1), re.MULTILINE):
+            page.run(block)
+    return SimpleNamespace(**page.namespace)
+
+
+def _laws_hold(name):
+    case = catalogue.Case(name)
+    pairs = case.pairs()
+    test_laws.check_unbiased(case, pairs)
+    return {term for term, _, _ in pairs}, {estimator.name for _, _, estimator in pairs}
+
+
+@pytest.mark.slow
+def test_the_laws_hold_for_the_approximation_of_the_page(newcomers, monkeypatch):
+    monkeypatch.setattr(catalogue, "approximations", lambda dim: {"lagging": newcomers.LaggingTaylor()})
+    monkeypatch.setitem(catalogue.CASES, "an approximation", ("logistic", "full-rank", 2))
+    terms, _ = _laws_hold("an approximation")
+    assert "lagging of data" in terms
+
+
+@pytest.mark.slow
+def test_the_laws_hold_for_the_family_of_the_page(newcomers, monkeypatch):
+    family = newcomers.SinhArcsinh(2)
+    pairs = {"loc": (0.3, -0.2), "log_scale": (-0.5, -0.7), "skew": (-0.2, 0.3), "log_tail": (0.1, -0.1)}
+    params = {name: jnp.array(pair) for name, pair in pairs.items()}
+    nodes, weights = equally_spaced(81, 8.0)
+    noise = Rule(nodes[:, None], weights).power(2)
+    latents, slopes = jax.vmap(lambda row: (family.sample(params, row), jax.jacfwd(family.sample, 1)(params, row)))(
+        jnp.asarray(noise.nodes)
+    )
+    volume = (nodes[1] - nodes[0]) ** 2 * np.abs(np.linalg.det(np.asarray(slopes)))
+    entry = catalogue.FamilyEntry(family, params, noise, Rule(np.asarray(latents), volume))
+    monkeypatch.setitem(catalogue.FAMILIES, "a family", entry)
+    monkeypatch.setitem(catalogue.CASES, "a family", ("function", "a family", None))
+    terms, estimators = _laws_hold("a family")
+    assert {"data", "prior", "variational", "score"} <= terms
+    assert {"rp", "sf"} <= estimators
+    test_laws.test_density_entropy_and_moments_agree_with_quadrature("a family")
+    test_laws.test_a_capability_that_is_missing_is_refused_in_words("a family")
+
+
+@pytest.mark.slow
+def test_the_laws_hold_for_the_model_of_the_page(newcomers, monkeypatch):
+    games = {"winner": jnp.array([0, 0, 1, 0, 1]), "loser": jnp.array([1, 1, 0, 1, 0])}
+    monkeypatch.setitem(catalogue.MODELS, "a model", newcomers.Matches(games, quell.NormalPrior(), 2))
+    monkeypatch.setitem(catalogue.CASES, "a model", ("a model", "full-rank", 2))
+    assert ("data", "cf[all]") in {(term, one.name) for term, _, one in catalogue.Case("a model").pairs()}
+    _laws_hold("a model")
 
 
 # Pages that are run when they are built

@@ -60,7 +60,7 @@ def test_belief_net(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
-def test_gamma_poisson_is_quieter_along_the_implicit_path(tmp_path, capsys):
+def test_the_implicit_path_has_lower_variance_than_the_score(tmp_path, capsys):
     example = load("gamma_poisson")
     gradients = example.make_gradients(quell.Problem(example.make_model(), example.FAMILY))
     rows = example.compare({name: gradients[name] for name in ("score function", "implicit")}, steps=100)

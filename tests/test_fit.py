@@ -9,6 +9,7 @@ import pytest
 
 import quell
 import tolerances
+from catalogue import ShiftedLogNormal
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
 from quell.fit import driver, loop, step
@@ -349,6 +350,15 @@ def test_mean_and_std_are_those_of_the_params(family, key):
     )
 
 
+@pytest.mark.parametrize("name", ["mean", "std"])
+def test_moments_that_a_family_does_not_have_are_refused_with_a_way_out(name, key):
+    model = quell.Model(lambda z, x: -0.5 * (x - z[0] - z[1]) ** 2, quell.NormalPrior(), jnp.ones(3), 2)
+    result = quell.fit(model, ShiftedLogNormal(2), steps=2, variates=(), key=key)
+    with pytest.raises(ValueError, match=rf"`{name}` needs .* got ShiftedLogNormal.*; try `result.summary\(\)`"):
+        getattr(result, name)
+    assert result.summary().as_dict()
+
+
 @pytest.mark.parametrize(("optimizer", "needed"), [(0.1, r"`optimizer` must be an optax transformation, got 0\.1")])
 @pytest.mark.usefixtures("unchecked")
 def test_an_optimizer_that_is_none_is_explained(optimizer, needed, key):
@@ -372,7 +382,7 @@ def test_a_step_leaves_the_types_of_the_state_alone(family):
     problem = quell.Problem(model, family)
     base = quell.default_base(problem)
     gradient = quell.Gradient(problem, quell.default_variates(problem), base=base)
-    algorithm, policy = quell.Algorithm(gradient, optax.adam(0.01)), step.StepPolicy.of()
+    algorithm, policy = quell.Algorithm(gradient, optax.adam(0.01)), step.StepPolicy()
     start = step.init_loop(algorithm, family.init(), averages=True)
     after = jax.eval_shape(lambda state: step.take_step(algorithm, policy, jax.random.key(0), state)[0], start)
     before = jax.eval_shape(lambda: start)

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quell.variates.memory import largest_affordable
 from typer.testing import CliRunner
 
 import quell
@@ -20,6 +19,7 @@ from quell.cli.app import app
 from quell.core.program import equations
 from quell.evaluation import Evaluation
 from quell.families import coordinate_blocks
+from quell.variates.cost import largest_affordable
 from tolerances import EXACT
 
 DIM, ROWS, RANK, REPLICATES = 100_000, 4, 7, 5

@@ -18,7 +18,7 @@ import quell
 from quell.diagnostics import estimate, khat, report, summarise, variance
 from quell.diagnostics.advice import Advice, Level
 from quell.diagnostics.contribution import Contribution, Contributions, Dispensable
-from quell.diagnostics.page import Contents, ThemedFigure, page
+from quell.diagnostics.page import report_template
 
 HOSTILE = "<script>alert('x')</script> & \"$\\frac{\" _" + "long" * 30
 FEATURES = np.column_stack([np.linspace(-1, 1, 12), np.ones(12)])
@@ -73,7 +73,7 @@ def real(fitted, folder):
 def crowded(folder):
     """Made-up numbers of forty variates and many parameters, some of them not finite."""
     path = folder / "crowded.html"
-    path.write_text(page(_contents()))
+    path.write_text(report_template().render(_contents()))
     return path
 
 
@@ -89,21 +89,23 @@ def _contents(**changes):
         variance.BlockVariance(f"block {k} {HOSTILE}", one(10.0**k, 1.0), one(odd[k % 4], 1.0), one(odd[k % 4], 1.0))
         for k in range(12)
     ]
-    contents = Contents(
-        model=f"Model({HOSTILE})",
-        family=f"Family({HOSTILE})",
-        status="completed",
-        steps="1,234,567 steps in 12,345.6 s",
-        elbo=one(-123456789.123, 0.5),
-        khat=khat.Khat(math.inf, 0.7, 1000, "The fitted distribution is far from the posterior."),
-        variance=variance.GradientVariance(tuple(blocks), blocks[0], 1000),
-        contributions=Contributions(tuple(variates), one(1, 1), one(1, 1), one(1, 1), idle, 1e-4, 0.7),
-        advice=[Advice(level, f"Try `variates={names[:3]}` and {HOSTILE}.") for level in Level],
-        figures=[ThemedFigure(HOSTILE, PIXEL, PIXEL)] * 5,
-        summary=summarise({f"{HOSTILE} {k}": -1e-5 * np.arange(3000.0).reshape(100, 30) for k in range(40)}),
-        settings={"rule": "Rule(" + "x" * 200 + ")", HOSTILE: "1"},
-    )
-    return dataclasses.replace(contents, **changes)
+    contents = {
+        "model": f"Model({HOSTILE})",
+        "family": f"Family({HOSTILE})",
+        "status": "completed",
+        "steps": "1,234,567 steps in 12,345.6 s",
+        "elbo": one(-123456789.123, 0.5),
+        "khat": khat.Khat(math.inf, 0.7, 1000, "The fitted distribution is far from the posterior."),
+        "variance": variance.GradientVariance(tuple(blocks), blocks[0], 1000),
+        "contributions": Contributions(tuple(variates), one(1, 1), one(1, 1), one(1, 1), idle, 1e-4, 0.7),
+        "advice": [Advice(level, f"Try `variates={names[:3]}` and {HOSTILE}.") for level in Level],
+        "figures": {f"{k} {HOSTILE}": {"light": PIXEL, "dark": PIXEL} for k in range(5)},
+        "summary": summarise({f"{HOSTILE} {k}": -1e-5 * np.arange(3000.0).reshape(100, 30) for k in range(40)}),
+        "settings": {"rule": "Rule(" + "x" * 200 + ")", HOSTILE: "1"},
+        "choice_reason": None,
+        "is_exact": False,
+    }
+    return contents | changes
 
 
 # The file
@@ -157,7 +159,7 @@ def test_numbers_that_are_not_finite_are_named(crowded):
     ("value", "words"), [(-math.inf, ("no tail", "good")), (0.3, ("0.30", "good")), (0.8, ("0.80", "doubtful"))]
 )
 def test_khat_is_shown_with_a_word(value, words):
-    text = _Parsed(page(_contents(khat=khat.Khat(value, 0.7, 1000, "Advice.")))).text
+    text = _Parsed(report_template().render(_contents(khat=khat.Khat(value, 0.7, 1000, "Advice.")))).text
     assert f"{words[0]} {words[1]}" in text
 
 
@@ -226,11 +228,14 @@ def test_skipped_steps_and_dropped_variates_are_told(fitted):
         np.arange(60) < 20,
     )  # fmt: skip
     fit = dataclasses.replace(fitted, history=many, status=quell.Status.DIVERGED)
-    found = report.advice_on(fit, khat.Khat(0.8, 0.7, 1000, "Narrow."), _contents().variance, _contents().contributions)
+    made_up = _contents()
+    found = report.advice_on(fit, khat.Khat(0.8, 0.7, 1000, "Narrow."), made_up["variance"], made_up["contributions"])
     texts = " ".join(one.text for one in found)
     assert "20 of 60 steps were skipped" in texts
     assert "dropped at some of the 60 steps" in texts
     assert quell.Status.DIVERGED.value in texts
+    levels = [list(Level).index(one.level) for one in found]
+    assert levels == sorted(levels), "the most urgent first"
     assert found[0].level is Level.ACT
 
 

@@ -45,7 +45,7 @@ def test_a_known_guide_is_a_family_under_other_parameters(name, case):
     params = {site: value + 0.05 * jnp.arange(value.size).reshape(value.shape) for site, value in params.items()}
     if "auto_scale_tril" in params:
         params["auto_scale_tril"] = jnp.tril(params["auto_scale_tril"])
-    gradient, to_params = svi._ensemble.gradient(case.args, case.kwargs)
+    gradient, to_params = svi._ensemble.gradient((case.args, case.kwargs))
     model, family = gradient.problem.model, gradient.problem.family
     z = jnp.sin(jnp.arange(1.0, model.dim + 1))
     latents = model.unravel(z)
@@ -67,7 +67,7 @@ def test_a_known_guide_is_a_family_under_other_parameters(name, case):
 def test_a_step_of_gradient_descent_follows_the_gradient_of_minus_the_elbo(name):
     """The first step has no weights yet: it is the base gradient, in NumPyro's unconstrained parameters, in nats."""
     svi, state = start(SCHOOLS, GUIDES[name](SCHOOLS.model), optimizer=optax.sgd(1e-3))
-    gradient, to_params = svi._ensemble.gradient(SCHOOLS.args, SCHOOLS.kwargs)
+    gradient, to_params = svi._ensemble.gradient((SCHOOLS.args, SCHOOLS.kwargs))
     model, family = gradient.problem.model, gradient.problem.family
     unconstrained = svi.optim.get_params(state.optim_state)
     _, key = jax.random.split(state.rng_key)
@@ -168,7 +168,7 @@ def test_minibatches_fed_by_hand_are_scaled_to_all_data():
 
     x, y = LOGISTIC.args
     svi, state = start(Case(fed, (x[:10], y[:10])), autoguide.AutoNormal(fed))
-    gradient, _ = svi._ensemble.gradient((x[:10], y[:10]), {})
+    gradient, _ = svi._ensemble.gradient(((x[:10], y[:10]), {}))
     z = jnp.array([0.3, -0.2, 0.1])
     expected = 4.0 * dist.Bernoulli(logits=x[:10] @ z).log_prob(y[:10])
     model = gradient.problem.model
@@ -230,12 +230,12 @@ def test_variates_of_unknown_guides_have_mean_zero_and_lower_the_variance(name):
     case, guide, names = UNKNOWN[name]
     svi, state = start(case, guide)
     ensemble, params = svi._ensemble, svi.get_params(state)
-    assert ensemble.names(params, case.args, dict(case.kwargs)) == names
+    assert ensemble.names(params, (case.args, case.kwargs)) == names
     flat, unflatten = jax.flatten_util.ravel_pytree(params)
 
     def rows(key):
         def values(vector):
-            particle = ensemble.particle(key, unflatten(vector), case.args, case.kwargs)
+            particle = ensemble.particle(key, unflatten(vector), (case.args, case.kwargs))
             return jnp.stack([particle.surrogate(), *particle.variates().values()])
 
         return jax.jacrev(values)(flat)
@@ -292,7 +292,7 @@ def test_a_model_with_parameters_of_its_own_is_fitted_by_its_sites():
 
 def test_only_steps_on_the_same_data_keep_what_was_computed_from_all_of_it():
     def names(ensemble):
-        return ensemble.gradient(SUBSAMPLED.args, SUBSAMPLED.kwargs)[0].names
+        return ensemble.gradient((SUBSAMPLED.args, SUBSAMPLED.kwargs))[0].names
 
     guide = autoguide.AutoNormal(SUBSAMPLED.model)
     svi, state = start(SUBSAMPLED, guide)
@@ -303,7 +303,7 @@ def test_only_steps_on_the_same_data_keep_what_was_computed_from_all_of_it():
     assert jnp.isfinite(result.losses).all()
     assert svi.loss.same_data is False
     learned = result.state.ensemble
-    forgotten = svi._ensemble.forget_data(learned, SUBSAMPLED.args, SUBSAMPLED.kwargs)
+    forgotten = svi._ensemble.forget_data(learned, (SUBSAMPLED.args, SUBSAMPLED.kwargs))
     anchors = [one for one in zip(learned.variates, forgotten.variates, strict=True) if one[0] is not None]
     assert anchors
     assert all(before.is_set["data"] and not after.is_set["data"] for before, after in anchors)
@@ -335,7 +335,7 @@ def test_a_discrete_site_that_depends_on_a_continuous_one_has_an_unbiased_gradie
         return jnp.sum(mass * (log_p + of_second)) / jnp.sqrt(2 * jnp.pi)
 
     def sampled(key):
-        return jax.grad(lambda w: svi._ensemble.particle(key, {"w": w}, (), {}).surrogate())(0.3)
+        return jax.grad(lambda w: svi._ensemble.particle(key, {"w": w}, ((), {})).surrogate())(0.3)
 
     grads = jax.vmap(sampled)(jax.random.split(jax.random.key(1), 20_000))
     error = grads.std() / jnp.sqrt(20_000)
@@ -352,7 +352,7 @@ def test_a_divergence_of_scaled_sites_is_not_a_variate():
 
     svi = SVI(model, guide, numpyro.optim.Adam(0.1), EnsembleELBO())
     state = svi.init(jax.random.key(0))
-    assert svi._ensemble.names(svi.get_params(state), (), {}) == ("score(z)", "entropy(z)")
+    assert svi._ensemble.names(svi.get_params(state), ((), {})) == ("score(z)", "entropy(z)")
 
 
 def test_an_annealed_prior_is_fitted():

@@ -199,7 +199,7 @@ def test_interrupted_and_resumed_is_the_same_as_left_alone(key, tmp_path, monkey
     whole = _sweep(key, subsets=SUBSETS)
     monkeypatch.setattr(driver, "_FIRST_CHUNK", 3)
     monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
-    run, left = loop.run_chunks, [chunks]
+    run, left = loop.run_chunk, [chunks]
 
     def interrupted(*args):
         left[0] -= 1
@@ -207,18 +207,18 @@ def test_interrupted_and_resumed_is_the_same_as_left_alone(key, tmp_path, monkey
             raise KeyboardInterrupt
         return run(*args)
 
-    monkeypatch.setattr(loop, "run_chunks", interrupted)
+    monkeypatch.setattr(loop, "run_chunk", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _sweep(key, subsets=SUBSETS, out=tmp_path)
     assert len(_files(tmp_path, "part")) == 1, "a subset is on its way"
     assert not (tmp_path / "sweep.json").exists()
     steps = []
 
-    def counted(algorithm, policy, keys, states, until):
+    def counted(algorithm, policy, keys, states, *args):
         steps.append(int(states.step.max()))
-        return run(algorithm, policy, keys, states, until)
+        return run(algorithm, policy, keys, states, *args)
 
-    monkeypatch.setattr(loop, "run_chunks", counted)
+    monkeypatch.setattr(loop, "run_chunk", counted)
     resumed = _sweep(key, subsets=SUBSETS, out=tmp_path)
     assert steps[0] > 0, "the subset goes on from where it was"
     np.testing.assert_array_equal(_elbos(resumed), _elbos(whole))
@@ -231,7 +231,7 @@ def test_interrupted_and_resumed_is_the_same_as_left_alone(key, tmp_path, monkey
         ({"learning_rates": (0.003, 0.2)}, r"learning rates \(\[0.003, 0.1\] there, \[0.003, 0.2\] here\)"),
         ({"num_seeds": 3}, r"seeds \(2 there, 3 here\)"),
         ({"steps": 30}, r"steps \(20 there, 30 here\)"),
-        ({"optimizer": _momentum}, r"optimizer \(\w+ there, \w+ here\)"),
+        ({"optimizer": _momentum}, r"program of the optimizer \(\w+ there, \w+ here\)"),
         ({"sampler": quell.Sampler(2, 2)}, r"sampler, num_replicates \(1 there, 2 here\)"),
         ({"rule": quell.Rule(v0=0.5)}, r"rule, v0 \(0.001 there, 0.5 here\)"),
         ({"subsets": ("c7",), "steps": 30}, r"steps \(20 there, 30 here\)"),
@@ -311,7 +311,7 @@ def test_damaged_settings_are_an_error(key, tmp_path):
 def test_another_version_of_jax_goes_on_with_what_is_there(key, tmp_path, runs):
     _sweep(key, out=tmp_path)
     settings = json.loads((tmp_path / "sweep-settings.json").read_text())
-    settings |= {"jax": "0.0.1", "optimizer": "other", "log-likelihood": "other"}
+    settings |= {"jax": "0.0.1", "program of the optimizer": "other", "log-likelihood": "other"}
     (tmp_path / "sweep-settings.json").write_text(json.dumps(settings))
     _sweep(key, out=tmp_path)
     assert len(runs) == 1
@@ -430,13 +430,13 @@ import quell
 from test_sweep import _sweep, _elbos, SUBSETS
 from quell.fit import loop
 
-spread, seen = loop.run_spread, []
-def run(mesh, *args):
-    state, infos = spread(mesh, *args)
+run_chunk, seen = loop.run_chunk, []
+def run(*args):
+    state, infos = run_chunk(*args)
     shardings = [(leaf.sharding, leaf.shape) for leaf in jax.tree.leaves(state)]
     seen.append([[len(sharding.device_set), sharding.shard_shape(shape)[0]] for sharding, shape in shardings])
     return state, infos
-loop.run_spread = run
+loop.run_chunk = run
 result = _sweep(jax.random.key(20181202), subsets=SUBSETS, num_seeds=3, out=sys.argv[1])
 devices = len(jax.local_devices())
 expected = [devices, -(-6 // devices)]
@@ -513,7 +513,7 @@ def test_the_plan_knows_its_size(key):
     options = {"learning_rates": RATES, "subsets": SUBSETS, "num_seeds": 5, "optimizer": optax.adam, "steps": 3}
     plan = SweepPlan.of(key, problem, **options)
     made = plan.fit_plan("c7")
-    assert plan.num_fits == made.num_fits == 10
+    assert plan.num_fits == made.key.size == 10
     np.testing.assert_allclose(
         made.start.algorithm.optimizer.hyperparams["rate"], np.repeat(RATES, 5), **tolerances.EXACT
     )

@@ -14,7 +14,7 @@ from quell.fit.defaults import WARM_UP_STEPS, default_optimizer
 from quell.fit.method import EXACT as EXACT_BASE
 from quell.fit.plan import FitPlan
 from quell.fit.step import take_step
-from quell.fit.warm_start import KEY_NUMBER, WarmStart, run_warm_start, warm_start_params
+from quell.fit.warm_start import KEY_NUMBER, run_warm_start, subset_algorithm, warm_start_rows
 from tolerances import EXACT, RUNS
 
 DIM = 3
@@ -59,8 +59,7 @@ def many(monkeypatch):
 def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
     def num_rows(num_data, dim):
         model = quell.logistic_regression(np.ones((num_data, dim)), np.ones(num_data))
-        start = WarmStart.of(quell.Problem(model, quell.MeanField(dim)))
-        return None if start is None else start.num_rows
+        return warm_start_rows(quell.Problem(model, quell.MeanField(dim)))
 
     assert num_rows(6400, 3) == 200
     assert num_rows(6400, 20) == 400
@@ -74,8 +73,8 @@ def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_the_gradient_of_a_warm_start_is_exact_for_its_rows(many, family):
     model = logistic()
-    start = WarmStart.of(quell.Problem(model, family))
-    gradient = start.gradient(exact_algorithm(model, family).gradient)
+    algorithm = exact_algorithm(model, family)
+    gradient = subset_algorithm(algorithm, warm_start_rows(algorithm.gradient.problem)).gradient
     key, params = jax.random.key(7), isotropic(family, 0.3, 0.5)
     rows = gradient.sampler.draw(key, family, NUM, float).index
     assert rows.shape == (200,)
@@ -112,11 +111,11 @@ def test_parameters_that_are_good_already_stay(many):
     model, family = logistic(), quell.FullRank(DIM)
     best = quell.fit(model, family, key=jax.random.key(0)).params
     algorithm = exact_algorithm(model, family)
-    start = WarmStart.of(algorithm.gradient.problem)
-    for one, other in zip(run_warm_start(start, algorithm, jax.random.key(1), best), best, strict=True):
+    num_rows = warm_start_rows(algorithm.gradient.problem)
+    for one, other in zip(run_warm_start(algorithm, num_rows, jax.random.key(1), best), best, strict=True):
         np.testing.assert_array_equal(one, other)
     far = isotropic(family, 1.0, 0.1)
-    reached = run_warm_start(start, algorithm, jax.random.key(1), far)
+    reached = run_warm_start(algorithm, num_rows, jax.random.key(1), far)
     gap = [
         quell.exact_elbo(algorithm.gradient.problem, best) - quell.exact_elbo(algorithm.gradient.problem, w)
         for w in (reached, far)
@@ -129,7 +128,7 @@ def test_a_warm_start_that_leaves_the_finite_numbers_ends_before(many, mean):
     family = quell.FullRank(DIM)
     gradient, start = exact_algorithm(poisson(), family).gradient, isotropic(family, mean, 1.0)
     astray = quell.Algorithm(gradient, optax.scale(np.nan))  # at 2000 the gradient itself is not finite
-    reached = run_warm_start(WarmStart.of(gradient.problem), astray, jax.random.key(0), start)
+    reached = run_warm_start(astray, warm_start_rows(gradient.problem), jax.random.key(0), start)
     for one, other in zip(reached, start, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -137,17 +136,17 @@ def test_a_warm_start_that_leaves_the_finite_numbers_ends_before(many, mean):
 def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
     model, family = logistic(), quell.FullRank(DIM)
     algorithm = exact_algorithm(model, family)
-    start, key, far = WarmStart.of(algorithm.gradient.problem), jax.random.key(3), isotropic(family, 1.0, 0.1)
-    few = quell.Algorithm(start.gradient(algorithm.gradient), algorithm.optimizer)
+    num_rows, key, far = warm_start_rows(algorithm.gradient.problem), jax.random.key(3), isotropic(family, 1.0, 0.1)
+    few = subset_algorithm(algorithm, num_rows)
     state, gain = few.init(far), np.inf
     while gain > DIM * 32:
         state, info = few.step(jax.random.fold_in(key, KEY_NUMBER), state)
         gain = 0.5 * info.combined_sq_norm
-    for one, other in zip(run_warm_start(start, algorithm, key, far), state.params, strict=True):
+    for one, other in zip(run_warm_start(algorithm, num_rows, key, far), state.params, strict=True):
         np.testing.assert_allclose(one, other, **RUNS)
     monkeypatch.setattr(warm_start, "MOST_STEPS", 1)
     first, _ = few.step(jax.random.fold_in(key, KEY_NUMBER), few.init(far))
-    for one, other in zip(warm_start_params(start, algorithm, key, far), first.params, strict=True):
+    for one, other in zip(warm_start.warm_start(algorithm, num_rows, key, far), first.params, strict=True):
         np.testing.assert_allclose(one, other, **RUNS)
 
 
@@ -233,11 +232,12 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     assert not sampled.choice.exact
     assert "a warm start on 200 random data" in sampled.choice.reason
     assert int(sampled.policy.warm_up) == WARM_UP_STEPS
-    starts = [one.begin(key, one.start).params for one in (sampled, exact)]
+    starts = [one.first_params(key, one.start.params) for one in (sampled, exact)]
     for one, other, given in zip(*starts, sampled.start.params, strict=True):
         np.testing.assert_array_equal(one, other)
         assert jnp.max(jnp.abs(one - given)) > 0.1
-    state, take = sampled.begin(key, sampled.start), eqx.filter_jit(take_step)
+    state = eqx.tree_at(lambda s: s.algorithm.params, sampled.start, starts[0])
+    take = eqx.filter_jit(take_step)
     for step in range(WARM_UP_STEPS + 2):
         before, (state, _) = state, take(sampled.algorithm, sampled.policy, key, state)
         moved = bool(jnp.any(state.params.loc != before.params.loc))
@@ -275,7 +275,7 @@ def test_a_family_without_natural_gradients_has_no_warm_start(too_many_for_adam)
 def test_rows_of_a_warm_start_are_fewer_where_fits_are_many(many, monkeypatch):
     monkeypatch.setattr(warm_start, "MOST_NUMBERS", 800)
     problem = quell.Problem(logistic(), quell.MeanField(DIM))
-    assert [WarmStart.of(problem, num_fits=num).num_rows for num in (1, 2, 3)] == [200, 100, 66]
+    assert [warm_start_rows(problem, num_fits=num) for num in (1, 2, 3)] == [200, 100, 66]
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ class AdamRunner(AbstractRunner):
         self._warm_start = None
         if plan is not None and plan.warm_start is not None:
             self._warm_start = plan.first_params
-            self.label += f", warm start on {plan.warm_start.num_rows} rows"
+            self.label += f", warm start on {plan.warm_start} rows"
         self._arrays, static = eqx.partition(gradient, eqx.is_array)
 
         def advance(arrays: Any, state: RunState, until: Int[Array, ""]) -> RunState:

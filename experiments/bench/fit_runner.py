@@ -19,7 +19,6 @@ from quell.core.compilation import quick_options
 from quell.estimators import BonnetPrice, ClosedForm
 from quell.fit import FitOptions
 from quell.fit.defaults import NOISE_CHECK_STEP
-from quell.fit.loop import is_going
 from quell.fit.method import NOISE_WINDOW
 from quell.fit.plan import FitPlan
 from quell.fit.step import LoopState, take_step
@@ -77,7 +76,8 @@ class FitRunner(AbstractRunner):
     def advance(self, state: FitState, until: int) -> FitState:
         step = int(state.loop.step)
         if step == 0:
-            state = state._replace(loop=self._plans[state.base][0].begin(state.key, state.loop))
+            params = self._plans[state.base][0].first_params(state.key, state.loop.params)
+            state = state._replace(loop=eqx.tree_at(lambda s: s.algorithm.params, state.loop, params))
         if step < NOISE_CHECK_STEP <= until and state.base == "second order":
             state = self._checked_noise(self._run(state, NOISE_CHECK_STEP))
         return self._run(state, until)
@@ -94,7 +94,7 @@ class FitRunner(AbstractRunner):
         """Check the noise, and switch to another gradient where there is too much."""
         plan = self._plans[state.base][0]
         changed = plan.after_noise_check(state.loop.params, np.asarray(state.sq_norms).tolist())
-        if changed is None:
+        if changed is plan:
             return state
         if (base := _base_of(changed)) not in self._plans:
             self._plans[base] = changed, _program_of(changed)
@@ -130,9 +130,9 @@ def _program_of(plan: FitPlan) -> Program:
 
         def step(now: tuple[LoopState, Float[Array, "last"]]) -> tuple[LoopState, Float[Array, "last"]]:
             after, info = take_step(algorithm, policy, key, now[0])
-            return after, jnp.append(now[1][1:], info.gradient.base_sq_norm.astype(sq_norms.dtype))
+            return after, jnp.append(now[1][1:], info.base_sq_norm.astype(sq_norms.dtype))
 
-        return jax.lax.while_loop(lambda now: is_going(policy, now[0], until), step, (state, sq_norms))
+        return jax.lax.while_loop(lambda now: policy.is_going(now[0], until), step, (state, sq_norms))
 
     program = jax.jit(advance, compiler_options=quick_options(jax.default_backend()))
     return functools.partial(program, arrays)

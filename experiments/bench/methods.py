@@ -18,7 +18,7 @@ from quell.estimators import ClosedForm, Reparameterization
 from quell.evaluation import Sampler
 from quell.fit import FitOptions
 from quell.fit.plan import FitPlan
-from quell.fit.warm_start import WarmStart
+from quell.fit.warm_start import warm_start_rows
 from quell.gradient import Gradient, default_base, default_variates
 from quell.paper import variates as paper_variates
 from quell.terms import Variational
@@ -133,7 +133,7 @@ def _runner(
     bench: BenchProblem, variates: tuple[ControlVariate, ...], sampler: Sampler, axes: Mapping[str, Axis]
 ) -> AdamRunner:
     """With many rows it starts as the automatic fit with Adam does, so that only the gradient differs."""
-    plan = None if WarmStart.of(bench.problem) is None else _adam_plan(bench)
+    plan = None if warm_start_rows(bench.problem) is None else _adam_plan(bench)
     rule = Rule() if plan is None else plan.algorithm.gradient.rule
     gradient = Gradient(bench.problem, variates, default_base(bench.problem), sampler, rule=rule)
     return AdamRunner(bench, gradient, structure_label(sampler.batch_size, sampler.num_replicates), axes, plan)

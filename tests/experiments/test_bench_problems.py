@@ -25,7 +25,7 @@ from experiments.bench.gaussian import Gaussian, gaussian_of, isotropic, params_
 from experiments.bench.methods import own_methods
 from experiments.bench.reference import best_gaussian
 from experiments.common.optimum import find_optimum
-from quell.fit import FitOptions, defaults, method, warm_start
+from quell.fit import FitOptions, defaults, method, plan, warm_start
 from quell.fit.defaults import WARM_UP_STEPS
 
 pytestmark = pytest.mark.slow
@@ -185,10 +185,8 @@ def test_a_program_serves_all_settings_and_chunks_do_not_matter(benches):
 def test_our_method_takes_the_steps_of_a_fit_and_checks_the_noise_where_it_does(benches, monkeypatch):
     """Also where it changes to another gradient, and however it is cut into chunks."""
     monkeypatch.setattr(method, "MOST_NOISE", 0.0)
-    seen, check = [], method.Method.after_noise_check
-    monkeypatch.setattr(
-        method.Method, "after_noise_check", lambda self, *args: seen.append(args[-1]) or check(self, *args)
-    )
+    seen, check = [], plan.is_too_noisy
+    monkeypatch.setattr(plan, "is_too_noisy", lambda *args: seen.append(args[-1]) or check(*args))
     rng = np.random.default_rng(1)
     data = {"x": jnp.asarray(rng.normal(size=(40, 2))), "y": jnp.asarray(rng.normal(size=40))}
     curved = quell.Model(

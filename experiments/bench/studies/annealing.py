@@ -25,7 +25,6 @@ from jaxtyping import Array, Float
 import quell
 from experiments.bench import models, problems
 from quell.families.full_rank_geometry import WhitenedDirection
-from quell.fit.natural_gradient import geometry_of
 
 SAMPLES, MAX_KL, START_SCALE, HOT = 10, 5.0, 0.1, 0.35
 NETWORKS = {
@@ -63,7 +62,7 @@ def run(bench: problems.BenchProblem, settings: list[Setting], seeds: int, steps
     """The ELBO that each seed of each setting ends with, on draws that all have in common."""
     model, dim = bench.problem.model, bench.dim
     family = quell.FullRank(dim)
-    geometry = geometry_of(family)
+    geometry = family.geometry
 
     def log_joint(z: Float[Array, "latent"], power: Any = 1.0) -> Float[Array, ""]:
         return power * jnp.sum(model.log_likelihood(z, model.data)) + model.prior.log_prob(z)

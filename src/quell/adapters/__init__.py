@@ -10,30 +10,19 @@ if TYPE_CHECKING:
     from quell.adapters.numpyro.svi import SVI as SVI
     from quell.adapters.numpyro.svi import EnsembleELBO as EnsembleELBO
 
-_HOMES = {
-    "EnsembleELBO": "numpyro.svi",
-    "NumPyroModel": "numpyro.model",
-    "SVI": "numpyro.svi",
-    "from_numpyro": "numpyro.model",
-}
-
 __all__ = ["SVI", "EnsembleELBO", "NumPyroModel", "from_numpyro"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a name from its module, and NumPyro with it."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'quell.adapters' has no attribute {name!r}")
+    module = "svi" if name in ("SVI", "EnsembleELBO") else "model"
     try:
-        return getattr(importlib.import_module(f"quell.adapters.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"quell.adapters.numpyro.{module}"), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "numpyro":
             raise
         raise ModuleNotFoundError(
             f"`quell.adapters.{name}` needs NumPyro; try `pip install 'quell[numpyro]'`."
         ) from error
-
-
-def __dir__() -> list[str]:
-    """The names of this package."""
-    return sorted(_HOMES)

@@ -25,17 +25,7 @@ AFFORDABLE = 10_000_000
 
 
 def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood: bool | None = None) -> Any:
-    """ArviZ groups with the samples and the history of a fit; see `FitResult.to_arviz`.
-
-    Args:
-        result: of a fit.
-        key: for the samples.
-        num: number of samples, at least 25.
-        log_likelihood: whether to store that of each datum; `None` if it is small enough.
-
-    Returns:
-        An `InferenceData` of ArviZ before 1.0, a `DataTree` of xarray from then on.
-    """
+    """ArviZ groups with the samples and the history of a fit; `FitResult.to_arviz` documents them."""
     check_key(key)
     check_count("num", num, least=LEAST)
     arviz = _arviz()
@@ -52,14 +42,14 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
         "seconds": result.seconds,
     }
     groups = {
-        "posterior": xarray.Dataset(_posterior(model, latents), _draws(latents)),
+        "posterior": xarray.Dataset(_posterior(model, latents), {"chain": np.arange(1), "draw": np.arange(num)}),
         "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
         "fit": _fit(result.history, result.gradient),
     }
-    if log_likelihood or (log_likelihood is None and latents.shape[0] * model.num_data <= AFFORDABLE):
+    if log_likelihood or (log_likelihood is None and num * model.num_data <= AFFORDABLE):
         groups["log_likelihood"] = xarray.Dataset({"obs": _one_chain(log_likelihoods(model, latents), "datum")})
     groups = {name: group.assign_attrs(attributes) for name, group in groups.items()}
-    if _has_data_tree():
+    if int(importlib.metadata.version("arviz").split(".")[0]) >= 1:  # which works on xarray's own tree
         return xarray.DataTree.from_dict(groups)
     return arviz.InferenceData(**groups)
 
@@ -73,10 +63,6 @@ def _posterior(model: AbstractModel, latents: Float[Array, "sample latent"]) -> 
         name: _one_chain(np.asarray(leaf), *(f"{name}_dim_{axis}" for axis in range(leaf.ndim - 1)))
         for name, leaf in zip(names, leaves.values(), strict=True)
     }
-
-
-def _draws(latents: Float[Array, "sample latent"]) -> dict[str, Any]:
-    return {"chain": np.arange(1), "draw": np.arange(latents.shape[0])}
 
 
 def _one_chain(values: np.ndarray, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
@@ -95,11 +81,6 @@ def _fit(history: History, gradient: Gradient) -> Any:
         "skipped": ("step", history.skipped),
     }
     return xarray.Dataset(values, {axis: np.array(gradient.weight_names, object).astype(str)})
-
-
-def _has_data_tree() -> bool:
-    """From version 1.0 on, ArviZ works on xarray's own tree."""
-    return int(importlib.metadata.version("arviz").split(".")[0]) >= 1
 
 
 def _arviz() -> Any:

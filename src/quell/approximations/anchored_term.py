@@ -13,6 +13,7 @@ from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic
 from quell.terms import AbstractTerm, Data, expected_grad
+from quell.terms.base import Latents, Values
 
 
 class AnchoredTerm(AbstractTerm):
@@ -34,18 +35,14 @@ class AnchoredTerm(AbstractTerm):
     def name(self) -> str:
         return f"anchored({self.term.name})"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         def value(z: Array, batch: Batch) -> Array:
             step, (constant, slope) = z - cast(evaluation, self.kept).anchor, self._tangent(evaluation, batch)
             return constant + step @ slope + 0.5 * step @ self._bend(evaluation, batch, step)
 
         return self._map(value, evaluation, transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         def grad(z: Array, batch: Batch) -> Array:
             step = z - cast(evaluation, self.kept).anchor
             return self._tangent(evaluation, batch)[1] + self._bend(evaluation, batch, step)

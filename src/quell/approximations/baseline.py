@@ -11,6 +11,7 @@ from quell.core.checks import check_name
 from quell.evaluation import Evaluation, Problem
 from quell.families import AbstractTransport, FactoredGradient
 from quell.terms import AbstractTerm
+from quell.terms.base import Latents, Values
 
 
 class Baseline(AbstractApproximation):
@@ -89,17 +90,13 @@ class Constant(AbstractTerm):
     def is_constant(self) -> bool:
         return True
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         values = self.term.values(evaluation, transport, full_data=full_data)
         if self.value is not None:
             return jnp.full_like(values, self.value)
         return (jnp.sum(values) - values) / max(values.shape[0] - 1, 1)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         return jnp.zeros_like(evaluation.latents(transport))
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The concrete relaxation of a discrete family."""
 
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.core.checks import check_positive
 from quell.evaluation import Evaluation, Problem
 from quell.families import AbstractTransport, Capability, Relaxation
 from quell.terms import AbstractTerm
+from quell.terms.base import Latents, Values
 
 
 class Concrete(AbstractApproximation):
@@ -70,14 +71,10 @@ class Relaxed(AbstractTerm):
     def sampling(self, problem: Problem) -> AbstractTransport:
         return Relaxation(self.temperature)
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return self.term.values(evaluation, transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         return self.term.grads(evaluation, transport, full_data=full_data)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

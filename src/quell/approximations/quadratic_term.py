@@ -12,6 +12,7 @@ from quell.evaluation import Batch, Evaluation, Problem
 from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic, linear
 from quell.terms import AbstractTerm, expected_grad
+from quell.terms.base import Latents, Values
 
 
 class AbstractQuadraticTerm(AbstractTerm):
@@ -24,14 +25,10 @@ class AbstractQuadraticTerm(AbstractTerm):
     def quadratic(self, evaluation: Evaluation, batch: Batch) -> Quadratic:
         """The function on one batch. Law: it depends on the parameters, never on the noise of the draw."""
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return self._map(Quadratic.value, evaluation, transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         return self._map(Quadratic.grad, evaluation, transport, full_data=full_data)
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
@@ -72,15 +69,11 @@ class AbstractSharedCurvatureTerm(AbstractTerm):
     def tangent(self, evaluation: Evaluation, batch: Batch) -> Tangent:
         """Value and gradient at the anchor on one batch. Law: on average over batches, those of all data."""
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         tangent, steps = self._tangents(evaluation, full_data=full_data), self._steps(evaluation, transport)
         return tangent.constant + jnp.sum(steps * (tangent.slope + 0.5 * self._bend(evaluation, steps)), axis=1)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         slope = self._tangents(evaluation, full_data=full_data).slope
         return slope + self._bend(evaluation, self._steps(evaluation, transport))
 

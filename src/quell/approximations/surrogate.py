@@ -7,13 +7,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.concrete import Concrete
 from quell.evaluation import Evaluation, Problem
 from quell.families import AbstractTransport
 from quell.terms import AbstractTerm
+from quell.terms.base import Latents, Values
 
 
 class SurrogateState(NamedTuple):
@@ -104,14 +105,10 @@ class LearnedTerm(AbstractTerm):
     def name(self) -> str:
         return f"surrogate({self.term.name})"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return jax.vmap(self.network)(evaluation.latents(transport))
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         return jax.vmap(jax.grad(self.network))(evaluation.latents(transport))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:

@@ -14,6 +14,7 @@ from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport
 from quell.models import AbstractDataExpansion, AbstractModel
 from quell.terms import AbstractTerm, Data
+from quell.terms.base import Latents, Values
 
 
 class TaylorInData(AbstractApproximation):
@@ -56,14 +57,10 @@ class ExpandedInData(AbstractTerm):
     def name(self) -> str:
         return "taylor-x(data)"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return evaluation.map(self._log_likelihood(evaluation.problem), transport, full_data=full_data)
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         grad = jax.grad(self._log_likelihood(evaluation.problem))
         return evaluation.map(grad, transport, full_data=full_data)
 

@@ -4,8 +4,7 @@
 import typer
 
 import quell
-from quell.cli.fit import fit
-from quell.cli.report import report
+from quell.cli.fit import fit, report
 from quell.cli.sweep import sweep
 from quell.cli.variates import variates
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Named arrays from a data file: `.npz`, or `.csv` with a header."""
 
+import contextlib
 import csv
 import glob
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,30 +49,27 @@ def read_parts(pattern: Path, *, part: int, num_parts: int) -> dict[str, np.ndar
             f"{len(files)} for {str(pattern)!r}."
         )
     share = len(files) // num_parts
-    own = files[part * share : (part + 1) * share]
-    parts = [read_data(file) for file in own]
-    names = {tuple(sorted(found)) for found in parts}
+    parts = {file: read_data(file) for file in files[part * share : (part + 1) * share]}
+    names = {tuple(sorted(found)) for found in parts.values()}
     if len(names) > 1:
         raise ValueError(
             f"All files of `--data` must hold arrays of the same names, got {' and '.join(map(str, sorted(names)))} in "
             f"{str(pattern)!r}."
         )
-    return {
-        name: _joined(name, {file: found[name] for file, found in zip(own, parts, strict=True)}) for name in parts[0]
-    }
+    by_name = {name: {file: np.atleast_1d(found[name]) for file, found in parts.items()} for name in names.pop()}
+    return {name: _joined(name, by_file) for name, by_file in by_name.items()}
 
 
 def _joined(name: str, by_file: dict[Path, np.ndarray]) -> np.ndarray:
     """The rows of one array, in the order of the files."""
-    arrays = {file: np.atleast_1d(array) for file, array in by_file.items()}
-    first = next(iter(arrays))
-    for file, array in arrays.items():
-        if array.shape[1:] != arrays[first].shape[1:]:
+    (first, head), *_ = by_file.items()
+    for file, array in by_file.items():
+        if array.shape[1:] != head.shape[1:]:
             raise ValueError(
                 f"The array {name!r} must have rows of one shape in all files, got {array.shape[1:]} in {file} and "
-                f"{arrays[first].shape[1:]} in {first}."
+                f"{head.shape[1:]} in {first}."
             )
-    return np.concatenate(list(arrays.values()))
+    return np.concatenate(list(by_file.values()))
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
@@ -87,18 +86,15 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
                 f"The array {name!r} of {path} must hold numbers, got dtype {array.dtype}; encode categories first, "
                 "for example with `numpy.unique(values, return_inverse=True)`."
             )
-        bad = ~np.isfinite(array)
-        if bad.any():
-            place = np.argwhere(np.atleast_1d(bad))[0].tolist()
-            raise _missing(path, f"array {name!r}", f"at {place}", str(np.atleast_1d(array)[tuple(place)]))
+        for place in np.argwhere(~np.isfinite(np.atleast_1d(array)))[:1].tolist():
+            raise _not_finite(path, f"array {name!r}", f"{np.atleast_1d(array)[tuple(place)]} at {place}")
     return arrays
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     with path.open(newline="", encoding="utf-8-sig") as file:
-        header, *rows = list(csv.reader(file)) or [[]]
+        header, *rows = [row for row in csv.reader(file) if row] or [[]]
     header = [name.strip() for name in header]
-    rows = [row for row in rows if row]
     if not rows or not all(header) or len(set(header)) < len(header):
         raise ValueError(
             f"{path} must begin with a line of distinct column names, followed by rows, got the header {header} and "
@@ -116,32 +112,22 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
 
 def _numbers(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:
     """A column of integers if all cells are, else of floating point."""
-    for kind in (np.int64, np.float64):
+    values = []
+    for row, cell in enumerate(cells, 1):
         try:
-            values = np.array(cells, dtype=kind)
-        except (ValueError, OverflowError):
-            continue
-        if np.isfinite(values).all():
-            return values
-        row = int(np.argmin(np.isfinite(values)))
-        raise _missing(path, f"column {name!r}", f"in row {row + 1}", cells[row])
-    row, cell = next((row, cell) for row, cell in enumerate(cells, 1) if not _is_number(cell))
-    if not cell.strip():
-        raise _missing(path, f"column {name!r}", f"in row {row}", "an empty cell")
-    raise ValueError(
-        f"The column {name!r} of {path} must hold numbers, got {cell!r} in row {row}; encode categories first."
-    )
+            values.append(float(cell) if cell.strip() else math.nan)
+        except ValueError:
+            raise ValueError(
+                f"The column {name!r} of {path} must hold numbers, got {cell!r} in row {row}; encode categories first."
+            ) from None
+        if not math.isfinite(values[-1]):
+            raise _not_finite(path, f"column {name!r}", f"{cell.strip() or 'an empty cell'} in row {row}")
+    with contextlib.suppress(ValueError, OverflowError):
+        return np.array(cells, np.int64)
+    return np.array(values)
 
 
-def _missing(path: Path, what: str, where: str, value: str) -> ValueError:
+def _not_finite(path: Path, what: str, found: str) -> ValueError:
     return ValueError(
-        f"The {what} of {path} must be finite, got {value} {where}; drop or impute rows with missing values first."
+        f"The {what} of {path} must be finite, got {found}; drop or impute rows with missing values first."
     )
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

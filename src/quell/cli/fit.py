@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`quell fit`: a model from a file, data from a file, and a folder with the results."""
+"""`quell fit` and `quell report`: a model from a file, data from a file, and a folder with the results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ from quell.cli.fit_settings import FAMILIES, FitSettings
 from quell.core.devices import checked_mesh, in_use
 from quell.core.processes import first_does
 from quell.fit import FitResult
-from quell.fit.driver import run_plan
+from quell.fit.driver import restore_plan, run_plan
 from quell.fit.status import Status
 
 
@@ -85,10 +85,21 @@ def fit(
         raise typer.Exit(code=130)
     with in_use(mesh), together():
         folder.write_outputs(result, seed=seed)
-    print_outcome(folder, result)
+    _print_outcome(folder, result)
 
 
-def print_outcome(folder: FitFolder, result: FitResult) -> None:
+def report(folder: Annotated[Path, typer.Argument(help="Folder that `quell fit` wrote.")]) -> None:
+    """Write summary, draws and report of a fit again, from its checkpoint; nothing is fitted."""
+    found = FitFolder(folder)
+    with bad_parameters():
+        settings = found.read_settings()
+        plan = settings.plan(checkpoint=quell.Checkpoint(found.checkpoint, resume=True))
+        result = restore_plan(plan)[0]
+    found.write_outputs(result, seed=settings.seed)
+    _print_outcome(found, result)
+
+
+def _print_outcome(folder: FitFolder, result: FitResult) -> None:
     """Print the result and where it is; exit with an error if the fit has diverged."""
     where = f"see {folder.report.name}" if folder.report.exists() else f"see `quell report {folder.path}`"
     text = f"{result!r}\nWritten to {folder.path}; {where}."

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder that `quell fit` writes."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -35,23 +36,18 @@ class FitFolder:
 
     def read_settings(self) -> FitSettings:
         """The options of the fit."""
-        try:
-            return FitSettings(**json.loads(self.settings.read_text(encoding="utf-8"))["options"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"The folder must be one that `quell fit` wrote, got {self.path} ({self.settings.name}: {error}); try "
-                "`quell fit model.py --out fit`."
-            ) from error
+        return self._read_begun()[0]
 
     def check(self, settings: FitSettings, *, resume: bool) -> None:
         """Refuse to overwrite a fit, and to resume one with other settings."""
         if not (self.settings.exists() or self.checkpoint.exists()):
             return
+        before, num_processes = self._read_begun()
         if not resume:
-            before, now = self._num_processes(), jax.process_count()
-            begun = "" if before == now else f" (by {before} processes; now: {now})"
+            now = jax.process_count()
+            begun = "" if num_processes == now else f" (by {num_processes} processes; now: {now})"
             raise ValueError(f"{self.path} already has a fit{begun}; pass `--resume` or another `--out`.")
-        if found := settings.differences(self.read_settings()):
+        if found := settings.differences(before):
             raise ValueError(
                 f"To resume the fit in {self.path}, all options must be the same, got other values of "
                 f"{', '.join(found)}; pass the same, or another `--out`."
@@ -61,7 +57,11 @@ class FitFolder:
         """Make the folder, and write the options."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            begun = {"quell": quell.__version__, "processes": jax.process_count(), "options": settings.as_json()}
+            begun = {
+                "quell": quell.__version__,
+                "processes": jax.process_count(),
+                "options": dataclasses.asdict(settings),
+            }
             self._write_json(self.settings, begun)
         except OSError as error:
             raise ValueError(
@@ -96,12 +96,16 @@ class FitFolder:
         if not are_several():
             result.report(self.report)
 
-    def _num_processes(self) -> int:
-        """Number of processes that started the fit; 1 if it is unknown."""
+    def _read_begun(self) -> tuple[FitSettings, int]:
+        """The options of the fit, and the number of processes that started it."""
         try:
-            return int(json.loads(self.settings.read_text(encoding="utf-8"))["processes"])
-        except (OSError, ValueError, TypeError, KeyError):
-            return 1
+            begun = json.loads(self.settings.read_text(encoding="utf-8"))
+            return FitSettings(**begun["options"]), int(begun["processes"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"The folder must be one that `quell fit` wrote, got {self.path} ({self.settings.name}: {error}); try "
+                "`quell fit model.py --out fit`."
+            ) from error
 
     def _write_json(self, path: Path, content: Any) -> None:
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"

@@ -25,9 +25,11 @@ from quell.fit.plan import FitPlan
 from quell.paper.ensembles import SUBSETS
 from quell.variates import VARIATES, ControlVariate
 
-FAMILIES = ("meanfield", "fullrank", "lowrank")
-_MOST_RANK = 5
-_BY_PROBLEM = ("auto", "default")
+FAMILIES: dict[str, Callable[[int], AbstractFamily]] = {
+    "meanfield": quell.MeanField,
+    "fullrank": quell.FullRank,
+    "lowrank": lambda dim: quell.LowRank(dim, rank=min(5, dim)),
+}
 
 
 @functools.cache
@@ -38,18 +40,7 @@ def falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """The options of `quell fit` that determine a fit.
-
-    Attributes:
-        model: `FILE.py` or `FILE.py:NAME`.
-        data: path of a data file.
-        family: one of `FAMILIES`.
-        steps: largest number of steps.
-        seed: of all draws.
-        learning_rate: initial rate of Adam with cosine decay; `None` for natural gradients.
-        batch_size: data per minibatch; `None` for the default.
-        variates: `auto`, `default`, `none`, a subset of the paper, or names separated by commas.
-    """
+    """The options of `quell fit` that determine a fit; the command's help says what they mean."""
 
     model: str
     data: str | None = None
@@ -69,7 +60,7 @@ class FitSettings:
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
         for name in self._variate_names():
-            check_name("ensemble", name, [*_BY_PROBLEM, *SUBSETS, *VARIATES])
+            check_name("ensemble", name, ["auto", "default", *SUBSETS, *VARIATES])
 
     def resolved(self) -> "FitSettings":
         """The settings with absolute paths."""
@@ -77,22 +68,6 @@ class FitSettings:
         model = str(file.resolve()) + (f":{name}" if name else "")
         data = None if self.data is None else str(Path(self.data).resolve())
         return dataclasses.replace(self, model=model, data=data)
-
-    def chosen_variates(
-        self, problem: quell.Problem, sampler: quell.Sampler
-    ) -> tuple[ControlVariate, ...] | Literal["auto"]:
-        """The variates, or `"auto"`.
-
-        Args:
-            problem: model and family.
-            sampler: replicates and minibatches.
-        """
-        if self.variates == "auto":
-            return "auto"
-        if self.variates == "default":
-            return quell.default_variates(problem, sampler)
-        names = self._variate_names()
-        return quell.paper.variates(names[0] if len(names) == 1 else names)
 
     def plan(self, *, checkpoint: quell.Checkpoint, mesh: Mesh | None = None) -> FitPlan:
         """Read model and data, and plan the fit.
@@ -111,7 +86,7 @@ class FitSettings:
         model, family, sampler = problem.model, problem.family, self.sampler(problem)
         with self.explained():
             options = FitOptions(
-                variates=self.chosen_variates(problem, sampler),
+                variates=self._chosen_variates(problem, sampler),
                 optimizer=None if rate is None else falling_adam(moving_steps(self.steps))(rate),
                 steps=self.steps,
                 sampler=None if self.batch_size is None else sampler,
@@ -125,7 +100,7 @@ class FitSettings:
         data = None if self.data is None else read_parts(Path(self.data), part=part, num_parts=num_parts)
         model = load_model(self.model, data)
         with self.explained():
-            return quell.Problem(model, self._family(model.dim))
+            return quell.Problem(model, FAMILIES[self.family](model.dim))
 
     def sampler(self, problem: quell.Problem) -> quell.Sampler:
         """The default sampler for the optimiser, with `batch_size` if it was given."""
@@ -150,26 +125,26 @@ class FitSettings:
 
     def differences(self, other: "FitSettings") -> list[str]:
         """Options in which another fit differs, with its values."""
-        mine, theirs = self.as_json(), other.as_json()
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
         return [f"--{name.replace('_', '-')} ({theirs[name]} before)" for name in mine if mine[name] != theirs[name]]
-
-    def as_json(self) -> dict[str, Any]:
-        """All options by name."""
-        return dataclasses.asdict(self)
 
     def command(self, out: Path) -> str:
         """The command that resumes the fit."""
-        default = FitSettings(model="")
         words = ["quell", "fit", self.model]
-        for name, value in self.as_json().items():
-            if name != "model" and value != getattr(default, name):
-                words += [f"--{name.replace('_', '-')}", str(value)]
+        for field in dataclasses.fields(self)[1:]:
+            if (value := getattr(self, field.name)) != field.default:
+                words += [f"--{field.name.replace('_', '-')}", str(value)]
         return shlex.join([*words, "--out", str(out), "--resume"])
 
     def _variate_names(self) -> list[str]:
         return [name.strip() for name in self.variates.split(",")]
 
-    def _family(self, dim: int) -> AbstractFamily:
-        if self.family == "lowrank":
-            return quell.LowRank(dim, rank=min(_MOST_RANK, dim))
-        return quell.MeanField(dim) if self.family == "meanfield" else quell.FullRank(dim)
+    def _chosen_variates(
+        self, problem: quell.Problem, sampler: quell.Sampler
+    ) -> tuple[ControlVariate, ...] | Literal["auto"]:
+        if self.variates == "auto":
+            return "auto"
+        if self.variates == "default":
+            return quell.default_variates(problem, sampler)
+        names = self._variate_names()
+        return quell.paper.variates(names[0] if len(names) == 1 else names)

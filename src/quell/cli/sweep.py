@@ -10,7 +10,6 @@ import jax
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join, together
 from quell.cli.common import Seed, bad_parameters, output_console, resumable
@@ -21,7 +20,7 @@ from quell.diagnostics.theme import png_bytes
 from quell.sweep import SweepResult, SweepRow
 from quell.sweep.plan import SweepPlan
 from quell.sweep.rates import checked_rates
-from quell.sweep.subsets import SubsetResult, check_subset
+from quell.sweep.subsets import check_subset
 
 _RATES = "0.001,0.003,0.01,0.03,0.1"
 
@@ -93,9 +92,10 @@ def _run(plan: SweepPlan, out: Path) -> SweepResult:
     """Run what is missing, with a line per subset; Ctrl-C leaves a checkpoint."""
     errors = Console(stderr=True)
 
-    def report(subset: str, result: SubsetResult, was_there: bool) -> None:
-        how = "finished in an earlier run" if was_there else f"{result.elbos.size} fits in {result.seconds:.1f} s"
-        errors.print(escape(f"{subset}: {how}"), soft_wrap=True)
+    def report(rows: tuple[SweepRow, ...], was_there: bool) -> None:
+        num_fits, seconds = sum(row.num_seeds for row in rows), rows[0].seconds
+        how = "finished in an earlier run" if was_there else f"{num_fits} fits in {seconds:.1f} s"
+        errors.print(escape(f"{rows[0].subset}: {how}"), soft_wrap=True)
 
     with resumable(out), together():
         return plan.run(out, report)
@@ -105,38 +105,13 @@ def _print_outcome(result: SweepResult, settings: FitSettings, out: Path) -> Non
     """The table, and the command for its best row; a sweep in which all diverge is a failure."""
     console = output_console()
     best = max(result.rows, key=lambda row: row.median)
-    console.print(render(result))
-    console.print(escape(f"Written to {out}: sweep.png shows it."), soft_wrap=True)
+    title = f"ELBO after {result.steps} steps, {best.num_seeds} seeds; seconds of all rates"
+    console.print(escape(f"{title}\n{result!r}\nWritten to {out}: sweep.png shows it."), soft_wrap=True)
     if best.median == -math.inf:
         text = "At every learning rate half of the fits, or more, diverged; try smaller `--rates` and another `--out`."
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=1)
     console.print(escape(f"To fit with the best: {_command(best, settings)}"), soft_wrap=True)
-
-
-def render(result: SweepResult) -> Table:
-    """The table for a terminal, the row with the highest median in bold."""
-    best = max(row.median for row in result.rows)
-    table = Table(title=f"ELBO after {result.steps} steps, {result.rows[0].num_seeds} seeds")
-    table.add_column("variates", overflow="fold")
-    for head in ("rate", "median", "lowest", "highest", "diverged", "s, all rates"):
-        table.add_column(head, justify="right")
-    previous = result.rows[0].subset
-    for row in result.rows:
-        if row.subset != previous:
-            table.add_section()
-        previous = row.subset
-        cells = [_nats(value) for value in (row.median, row.lowest, row.highest)]
-        is_best = row.median == best and math.isfinite(best)
-        table.add_row(
-            escape(row.subset),
-            f"{row.learning_rate:g}",
-            *cells,
-            str(row.num_diverged or ""),
-            f"{row.seconds:.1f}",
-            style="bold" if is_best else None,
-        )
-    return table
 
 
 def _command(best: SweepRow, settings: FitSettings) -> str:
@@ -150,14 +125,9 @@ def _command(best: SweepRow, settings: FitSettings) -> str:
 def _numbers(text: str) -> tuple[float, ...]:
     """Learning rates, separated by commas."""
     try:
-        return checked_rates([float(word) for word in text.split(",") if word.strip()])
-    except ValueError as error:
-        if "could not convert" not in str(error):
-            raise
+        numbers = [float(word) for word in text.split(",") if word.strip()]
+    except ValueError:
         raise ValueError(
             f"`--rates` must be positive numbers separated by commas, got {text!r}; try `--rates {_RATES}`."
         ) from None
-
-
-def _nats(value: float) -> str:
-    return f"{value:,.2f}" if math.isfinite(value) else "–"
+    return checked_rates(numbers)

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import quell
+from quell.cli import fit_settings
 from quell.cli.common import bad_parameters, output_console
 from quell.cli.model_file import load_model
 from quell.core.atomic import write_atomically
@@ -21,9 +22,7 @@ from quell.core.checks import check_count, check_name
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 
-FAMILIES: dict[str, Callable[[int], AbstractFamily]] = {
-    "fullrank": quell.FullRank,
-    "meanfield": quell.MeanField,
+FAMILIES: dict[str, Callable[[int], AbstractFamily]] = fit_settings.FAMILIES | {
     "lowrank": lambda dim: quell.LowRank(dim, rank=1),
     "gamma": quell.Gamma,
     "beta": quell.Beta,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that are written completely or not at all."""
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -33,13 +34,9 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], Any]) -> None:
 
 def _sync_folder(folder: Path) -> None:
     """Make the rename durable, on systems that can sync a folder."""
-    try:
+    with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(handle)
-    except OSError:
-        pass
-    finally:
-        os.close(handle)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-NOT_FOUND = -1
 FAILED = -1
 
 
@@ -77,11 +76,9 @@ def read_shared(path: Path) -> bytes:
     """The bytes of a file as the first process sees them; the others need no access to its disk."""
     if not are_several():
         return path.read_bytes()
-    raw = path.read_bytes() if is_first() and path.exists() else None
-    high, low = (agree(part) for part in divmod(NOT_FOUND if raw is None else len(raw), 2**30))
-    if (length := high * 2**30 + low) == NOT_FOUND:
-        raise FileNotFoundError(f"The first process did not find {path}.")
-    sent = np.zeros(length, np.uint8) if raw is None else np.frombuffer(raw, np.uint8)
+    raw = path.read_bytes() if is_first() else b""
+    high, low = (agree(part) for part in divmod(len(raw), 2**30))  # a length may exceed 32 bits
+    sent = np.frombuffer(raw, np.uint8) if is_first() else np.zeros(high * 2**30 + low, np.uint8)
     return _broadcast(sent).tobytes()
 
 

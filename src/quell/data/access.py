@@ -47,7 +47,7 @@ def datum_size(data: PyTree) -> int:
 
 def first_rows(data: PyTree, num: int) -> PyTree:
     """The first rows, as arrays."""
-    return data.read(0, num) if isinstance(data, DiskRows) else jax.tree.map(lambda leaf: leaf[:num], data)
+    return _read_rows(data, 0, num)
 
 
 def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
@@ -75,11 +75,13 @@ def row_blocks(data: PyTree, at_once: int) -> Iterator[tuple[int, PyTree]]:
     """All rows block by block, each with the number of its first row, for a loop outside of compiled programs."""
     num, size = num_rows(data), min(at_once, most_rows(data))
     for start in range(0, num, size):
-        stop = min(start + size, num)
-        if isinstance(data, DiskRows):
-            yield start, data.read(start, stop - start)
-        else:
-            yield start, jax.tree.map(lambda leaf, a=start, b=stop: leaf[a:b], data)
+        yield start, _read_rows(data, start, min(size, num - start))
+
+
+def _read_rows(data: PyTree, start: int, num: int) -> PyTree:
+    if isinstance(data, DiskRows):
+        return data.read(start, num)
+    return jax.tree.map(lambda leaf: leaf[start : start + num], data)
 
 
 def check_disk_rows(rows: DiskRows, begin: Callable[[], Callable[[Any], None]]) -> None:
@@ -99,9 +101,9 @@ def check_disk_rows(rows: DiskRows, begin: Callable[[], Callable[[Any], None]]) 
     read = rows.read_raw if rows.prepare is None else rows.read  # checks of NumPy arrays are several times faster
     size = min(rows.most_rows, CHECKED_ROWS)
     for start in range(0, rows.num_rows, size):
-        stop = min(start + size, rows.num_rows)
+        num = min(size, rows.num_rows - start)
         try:
-            check(read(start, stop - start))
+            check(read(start, num))
         except ValueError as error:
-            raise ValueError(f"In rows {start} to {stop} of {rows}: {error}") from None
+            raise ValueError(f"In rows {start} to {start + num} of {rows}: {error}") from None
     _CHECKED.add(seen)

@@ -78,23 +78,40 @@ def rows_from_parquet(
 def _parquet_batches(
     path: Path, columns: dict[str, str | list[str]], max_bytes: int
 ) -> Iterator[dict[str, np.ndarray]]:
-    arrow, parquet = _pyarrow()
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("`rows_from_parquet` needs pyarrow; try `pip install 'quell[parquet]'`.") from error
     files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
     if not files or not path.exists():
         raise FileNotFoundError(f"`path` must be a Parquet file or a folder of .parquet files, got {path}.")
-    names = [name for given in columns.values() for name in ([given] if isinstance(given, str) else given)]
     # Pages are read as they are needed, because row groups may be larger than memory.
-    options = {"buffer_size": 2**20, "pre_buffer": False, "page_checksum_verification": True}
+    options: dict[str, Any] = {"buffer_size": 2**20, "pre_buffer": False, "page_checksum_verification": True}
     for one in files:
         try:
-            with parquet.ParquetFile(one, **options) as file:
-                _check_columns(one, file.schema_arrow, names)
-                for batch in file.iter_batches(_batch_size(file, names, max_bytes), columns=list(dict.fromkeys(names))):
-                    yield {name: _array(one, batch, given) for name, given in columns.items()}
-        except (arrow.ArrowException, OSError) as error:
+            with ParquetFile(one, **options) as file:
+                yield from _file_batches(one, file, columns, max_bytes)
+        except (pyarrow.ArrowException, OSError) as error:
             raise ValueError(
                 f"{one} must be a complete Parquet file ({str(error).strip()}); copy it again. Nothing was written."
             ) from error
+
+
+def _file_batches(
+    path: Path, file: Any, columns: dict[str, str | list[str]], max_bytes: int
+) -> Iterator[dict[str, np.ndarray]]:
+    listed = [name for given in columns.values() for name in ([given] if isinstance(given, str) else given)]
+    names, has = list(dict.fromkeys(listed)), file.schema_arrow.names
+    if missing := [name for name in names if name not in has]:
+        shown = ", ".join(has[:20]) + (", ..." if len(has) > 20 else "")
+        raise ValueError(f"`columns` must be among those of {path} ({shown}), got {', '.join(missing)}.")
+    for batch in file.iter_batches(_batch_size(file, names, max_bytes), columns=names):
+        found = {name: _numbers(path, name, batch.column(name)) for name in names}
+        yield {
+            entry: found[given] if isinstance(given, str) else np.stack([found[name] for name in given], axis=-1)
+            for entry, given in columns.items()
+        }
 
 
 def _batch_size(file: Any, names: list[str], max_bytes: int) -> int:
@@ -110,19 +127,7 @@ def _batch_size(file: Any, names: list[str], max_bytes: int) -> int:
     return int(np.clip(max_bytes // (4 * row_bytes), 1, MOST_ROWS))
 
 
-def _check_columns(path: Path, schema: Any, names: list[str]) -> None:
-    if missing := [name for name in names if name not in schema.names]:
-        has = ", ".join(schema.names[:20]) + (", ..." if len(schema.names) > 20 else "")
-        raise ValueError(f"`columns` must be among those of {path} ({has}), got {', '.join(missing)}.")
-
-
-def _array(path: Path, batch: Any, given: str | list[str]) -> np.ndarray:
-    if isinstance(given, str):
-        return _column(path, given, batch.column(given))
-    return np.stack([_column(path, name, batch.column(name)) for name in given], axis=-1)
-
-
-def _column(path: Path, name: str, column: Any) -> np.ndarray:
+def _numbers(path: Path, name: str, column: Any) -> np.ndarray:
     """A column of numbers, or of fixed-size lists of them, without nulls."""
     import pyarrow.types as types
 
@@ -139,14 +144,4 @@ def _column(path: Path, name: str, column: Any) -> np.ndarray:
             f"The column {name} of {path} must have no nulls, got {nulls} in a batch of {len(column)} rows; drop or "
             "impute those rows."
         )
-    found = values.to_numpy(zero_copy_only=False)
-    return found.reshape(len(column), kind.list_size) if is_list else found
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("`rows_from_parquet` needs pyarrow; try `pip install 'quell[parquet]'`.") from error
-    return pyarrow, pyarrow.parquet
+    return values.to_numpy(zero_copy_only=False).reshape(len(column), *([kind.list_size] if is_list else []))

@@ -3,13 +3,13 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from quell.core.checks import check_count
@@ -90,9 +90,9 @@ class DiskRows(eqx.Module):
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per row, as read or as prepared, whichever is more."""
-        read = sum(max(file.row_bytes, _num_bytes(file.row_shape, file.read_dtype)) for file in self.files)
-        return max(read, sum(_num_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(self.like(1))))
+        """Bytes per row, as in the files or as prepared, whichever is more."""
+        prepared = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.like(1)))
+        return max(prepared, sum(file.row_bytes for file in self.files))
 
     @property
     def most_rows(self) -> int:
@@ -107,11 +107,12 @@ class DiskRows(eqx.Module):
 
     def like(self, num: int) -> PyTree:
         """Shapes and dtypes of `num` rows, as a model sees them."""
-        return _like(self.files, self.structure, self.prepare, num)
+        rows = self.like_raw(num)
+        return rows if self.prepare is None else jax.eval_shape(self.prepare, rows)
 
     def like_raw(self, num: int) -> PyTree:
         """Shapes and dtypes of `num` rows, before `prepare`."""
-        return _like(self.files, self.structure, None, num)
+        return self.structure.unflatten(self._shapes((num,)))
 
     def take(self, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
         """Rows of an index, read when the program runs.
@@ -133,9 +134,9 @@ class DiskRows(eqx.Module):
         return self._tree(jax.pure_callback(read, self._shapes((size,)), start, vmap_method="sequential"))
 
     def read(self, start: int, num: int) -> PyTree:
-        """Rows `start` to `start + num`, read now."""
-        leaves = zip(self.structure.flatten_up_to(self.read_raw(start, num)), self.files, strict=True)
-        return self._tree(tuple(jnp.asarray(leaf.astype(file.read_dtype, copy=False)) for leaf, file in leaves))
+        """Rows `start` to `start + num`, read now; those that follow are read ahead."""
+        self._check_size(num)
+        return self._tree(tuple(map(jnp.asarray, self._reader.slice(np.asarray(start), size=num))))
 
     def read_raw(self, start: int, num: int) -> PyTree:
         """Rows `start` to `start + num`, read now, as NumPy arrays and before `prepare`."""
@@ -204,13 +205,3 @@ def join_rows(first: DiskRows, second: DiskRows, finish: Callable[[Any, Any], An
     tree = tuple(part.structure.unflatten(part.files) for part in (first, second))
     joined = _Joined(first.prepare, second.prepare, finish)
     return DiskRows(tree, prepare=joined, max_bytes=min(first.max_bytes, second.max_bytes))
-
-
-def _like(files: tuple[NpyFile, ...], structure: Any, prepare: Prepare | None, num: int) -> PyTree:
-    shapes = (jax.ShapeDtypeStruct((num, *file.row_shape), file.read_dtype) for file in files)
-    tree = structure.unflatten(shapes)
-    return tree if prepare is None else jax.eval_shape(prepare, tree)
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: Any) -> int:
-    return math.prod(shape) * jnp.dtype(dtype).itemsize

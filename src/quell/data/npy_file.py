@@ -4,7 +4,7 @@
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,41 +60,34 @@ class NpyFile:
 
     def read(self, start: int, num: int) -> np.ndarray:
         """Rows `start` to `start + num`, in the dtype of the file."""
-        handle = self._open()
-        try:
-            raw = np.empty(num * self.row_bytes, np.uint8)
-            self._fill(handle, raw.data, self.offset + start * self.row_bytes)
-        finally:
-            os.close(handle)
-        return self._rows(raw, num)
+        return self._read(num, [(0, start, num)])
 
     def take(self, index: Sequence[int]) -> np.ndarray:
         """The rows of an index, one read each, in their order on the disk."""
-        size, handle = self.row_bytes, self._open()
-        try:
-            raw = np.empty(len(index) * size, np.uint8)
-            view = raw.data
-            for place in np.argsort(np.asarray(index), kind="stable").tolist():
-                self._fill(handle, view[place * size : (place + 1) * size], self.offset + index[place] * size)
-        finally:
-            os.close(handle)
-        return self._rows(raw, len(index))
+        order = np.argsort(np.asarray(index), kind="stable").tolist()
+        return self._read(len(index), ((place, index[place], 1) for place in order))
 
-    def _open(self) -> int:
+    def _read(self, num: int, pieces: Iterable[tuple[int, int, int]]) -> np.ndarray:
+        """Rows in fresh memory, from pieces: their place there, their first row in the file, and their number."""
+        size, raw = self.row_bytes, np.empty(num * self.row_bytes, np.uint8)
         try:
-            handle = os.open(self.path, os.O_RDONLY)
+            file = open(self.path, "rb", buffering=0)  # noqa: SIM115 closed below; only opening is explained so
         except OSError as error:
             raise ValueError(
                 f"{self.path} cannot be read any more ({error.strerror}); restore it, and resume from a checkpoint."
             ) from error
-        status = os.fstat(handle)
+        with file:
+            self._check_unchanged(os.fstat(file.fileno()))
+            for place, start, length in pieces:
+                self._fill(file.fileno(), raw.data[place * size : (place + length) * size], self.offset + start * size)
+        return raw.view(self.dtype).reshape(num, *self.row_shape)
+
+    def _check_unchanged(self, status: os.stat_result) -> None:
         if (status.st_size, status.st_mtime_ns) != (self.num_bytes, self.changed_ns):
-            os.close(handle)
             raise ValueError(
                 f"{self.path} must not change while it is in use, got {status.st_size} bytes instead of "
                 f"{self.num_bytes}, or a new modification time; make the rows and the model again."
             )
-        return handle
 
     def _fill(self, handle: int, view: memoryview, offset: int) -> None:
         while view.nbytes:
@@ -103,14 +96,9 @@ class NpyFile:
                 raise ValueError(f"{self.path} is truncated: it ends before byte {offset}; write it again.")
             view, offset = view[done:], offset + done
 
-    def _rows(self, raw: np.ndarray, num: int) -> np.ndarray:
-        return raw.view(self.dtype).reshape(num, *self.row_shape)
-
 
 def open_npy(given: Any) -> NpyFile:
     """Read the header of a .npy file; refuse what cannot be read row by row."""
-    if isinstance(given, np.memmap):
-        return _of_memmap(given)
     if not isinstance(given, str | os.PathLike):
         raise TypeError(
             f"`paths` must hold paths of .npy files, got {type(given).__name__}; try "
@@ -128,7 +116,13 @@ def open_npy(given: Any) -> NpyFile:
     if not isinstance(array, np.memmap):  # an archive of several arrays
         array.close()
         raise ValueError(f"{path} must hold one array, got an archive; write each array with `numpy.save`.")
-    _check(path, array)
+    check_entries(str(path), array.dtype, array.shape[1:])
+    if array.ndim == 0 or array.shape[0] == 0:
+        raise ValueError(f"{path} must have at least one row along its first axis, got shape {array.shape}.")
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"{path} must be in C order, got Fortran order; try `numpy.save(path, numpy.ascontiguousarray(array))`."
+        )
     status = os.stat(path)
     return NpyFile(str(path), array.dtype.str, array.shape, array.offset, status.st_size, status.st_mtime_ns)
 
@@ -141,25 +135,3 @@ def check_entries(name: str, dtype: np.dtype, row_shape: tuple[int, ...]) -> Non
         )
     if 0 in row_shape:
         raise ValueError(f"{name} must have at least one number per row, got rows of shape {row_shape}.")
-
-
-def _of_memmap(given: np.memmap) -> NpyFile:
-    name = getattr(given, "filename", None)
-    found = None if name is None else open_npy(name)
-    is_whole = found is not None and (found.shape, found.dtype) == (given.shape, given.dtype.str)
-    if found is None or not is_whole or not given.flags.c_contiguous:
-        raise ValueError(
-            f"A memory map must be the whole of its .npy file in its order, got shape {given.shape} of {name}; save "
-            "the part with `numpy.save`, and give its path."
-        )
-    return found
-
-
-def _check(path: Path, array: np.memmap) -> None:
-    check_entries(str(path), array.dtype, array.shape[1:])
-    if array.ndim == 0 or array.shape[0] == 0:
-        raise ValueError(f"{path} must have at least one row along its first axis, got shape {array.shape}.")
-    if not array.flags.c_contiguous:
-        raise ValueError(
-            f"{path} must be in C order, got Fortran order; try `numpy.save(path, numpy.ascontiguousarray(array))`."
-        )

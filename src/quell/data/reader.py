@@ -2,9 +2,9 @@
 """The host's side of a compiled program that needs rows: reading them, and those of the next call ahead."""
 
 import functools
-import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +12,13 @@ from numpy.typing import ArrayLike
 from quell.data.npy_file import NpyFile
 
 Leaves = tuple[np.ndarray, ...]
+
+
+class _Request(NamedTuple):
+    """Row numbers, which are a `range` if they are a block, and the shape of the index that they came in."""
+
+    rows: Sequence[int]
+    shape: tuple[int, ...]
 
 
 class RowReader:
@@ -29,46 +36,35 @@ class RowReader:
     def __init__(self, files: tuple[NpyFile, ...], dtypes: tuple[np.dtype, ...]) -> None:
         """Nothing is read yet."""
         self.files, self.dtypes = files, dtypes
-        self._lock = threading.Lock()
-        self._ahead: tuple[Hashable, Future[Leaves]] | None = None
+        self._ahead: tuple[_Request, Future[Leaves]] | None = None
 
     def take(self, index: ArrayLike, upcoming: ArrayLike | None = None) -> Leaves:
         """Rows of an index of any shape; those of the `upcoming` call are read in the background."""
-        now = np.asarray(index)
-        if upcoming is None:
-            return self._get(_key(now), lambda: self._take(now), None)
-        later = np.asarray(upcoming)
-        return self._get(_key(now), lambda: self._take(now), (_key(later), lambda: self._take(later)))
+        return self._get(_of_index(index), None if upcoming is None else _of_index(upcoming))
 
     def slice(self, start: ArrayLike, *, size: int) -> Leaves:
         """Rows `start` to `start + size`; those that follow, or the first ones, are read in the background."""
         first, num = int(np.asarray(start)), self.files[0].shape[0]
         following = min(first + size, num - size) if first + size < num else 0
-        after = ((following, size), lambda: self._slice(following, size))
-        return self._get((first, size), lambda: self._slice(first, size), after)
+        now, later = (_Request(range(begin, begin + size), (size,)) for begin in (first, following))
+        return self._get(now, later)
 
-    def _get(
-        self, key: Hashable, read: Callable[[], Leaves], after: tuple[Hashable, Callable[[], Leaves]] | None
-    ) -> Leaves:
-        with self._lock:
-            ahead, self._ahead = self._ahead, None
-        rows = ahead[1].result() if ahead is not None and ahead[0] == key else read()
-        if after is not None:
-            future = _done(rows) if after[0] == key else _worker().submit(after[1])
-            with self._lock:
-                self._ahead = after[0], future
+    def _get(self, now: _Request, later: _Request | None) -> Leaves:
+        ahead, self._ahead = self._ahead, None
+        rows = ahead[1].result() if ahead is not None and ahead[0] == now else self._read(now)
+        if later is not None:
+            self._ahead = later, _done(rows) if later == now else _worker().submit(self._read, later)
         return rows
 
-    def _take(self, index: np.ndarray) -> Leaves:
-        numbers = index.ravel().tolist()
-        found = self._cast([file.take(numbers) for file in self.files])
-        return tuple(rows.reshape(*index.shape, *rows.shape[1:]) for rows in found)
-
-    def _slice(self, start: int, size: int) -> Leaves:
-        return self._cast([file.read(start, size) for file in self.files])
-
-    def _cast(self, arrays: list[np.ndarray]) -> Leaves:
-        return tuple(array.astype(dtype, copy=False) for array, dtype in zip(arrays, self.dtypes, strict=True))
+    def _read(self, request: _Request) -> Leaves:
+        rows, shape = request
+        found = [
+            file.read(rows.start, len(rows)) if isinstance(rows, range) else file.take(rows) for file in self.files
+        ]
+        return tuple(
+            array.astype(dtype, copy=False).reshape(*shape, *array.shape[1:])
+            for array, dtype in zip(found, self.dtypes, strict=True)
+        )
 
 
 @functools.lru_cache(maxsize=32)
@@ -88,5 +84,6 @@ def _done(rows: Leaves) -> "Future[Leaves]":
     return future
 
 
-def _key(index: np.ndarray) -> Hashable:
-    return index.shape, index.tobytes()
+def _of_index(index: ArrayLike) -> _Request:
+    numbers = np.asarray(index)
+    return _Request(tuple(numbers.ravel().tolist()), numbers.shape)

@@ -11,14 +11,12 @@ import numpy as np
 from jaxtyping import Float
 
 from quell.combine import Rule
-from quell.diagnostics.contribution import Contribution, Contributions
+from quell.diagnostics.contribution import Contributions
 from quell.diagnostics.estimate import Estimate, mean_of
 from quell.diagnostics.khat import Khat
 from quell.fit.status import Status
 
-ENOUGH_STEPS = 50
-"""Least number of steps for a trend."""
-
+_ENOUGH_STEPS = 50
 _NOTICEABLE = 0.1
 _CHEAP = 0.05
 _COSTLY = 0.2
@@ -27,7 +25,7 @@ _OFTEN = 0.01
 
 
 class Level(enum.Enum):
-    """How urgent a piece of advice is."""
+    """How urgent a piece of advice is, the most urgent first."""
 
     ACT = "do this"
     NOTE = "to know"
@@ -43,9 +41,8 @@ class Advice(NamedTuple):
 
 def advise_end(status: Status) -> list[Advice]:
     """On the status of the fit."""
-    levels = {Status.COMPLETED: None, Status.CONVERGED: Level.GOOD, Status.DIVERGED: Level.ACT}
-    level = levels.get(status, Level.NOTE)
-    return [Advice(level, status.value)] if level else []
+    levels = {Status.CONVERGED: Level.GOOD, Status.DIVERGED: Level.ACT}
+    return [] if status is Status.COMPLETED else [Advice(levels.get(status, Level.NOTE), status.value)]
 
 
 def advise_skipped(num_skipped: int, num_steps: int) -> list[Advice]:
@@ -75,9 +72,11 @@ def advise_dropped(names: Sequence[str], counts: Sequence[int], num_steps: int) 
 
 def advise_trend(elbo: Float[np.ndarray, "step"]) -> list[Advice]:
     """Whether the ELBO still rises: the last fifth of the steps against the fifth before."""
-    if elbo.size < ENOUGH_STEPS:
+    if elbo.size < _ENOUGH_STEPS:
         return [Advice(Level.NOTE, f"{elbo.size} steps are too few to see a trend of the ELBO.")]
-    rise = elbo_rise(elbo)
+    fifth = elbo.size // 5
+    late, early = mean_of(elbo[-fifth:]), mean_of(elbo[-2 * fifth : -fifth])
+    rise = Estimate(late.value - early.value, math.hypot(late.standard_error, early.standard_error))
     if not math.isfinite(rise.value):
         return [Advice(Level.NOTE, "Some estimates of the ELBO are not finite, so its trend is unknown.")]
     if abs(rise.value) <= max(3.0 * rise.standard_error, _NOTICEABLE):
@@ -87,13 +86,6 @@ def advise_trend(elbo: Float[np.ndarray, "step"]) -> list[Advice]:
         return [Advice(Level.ACT, text)]
     text = f"The ELBO falls, by {-rise.value:.3g} nats over the last fifth of steps: lower the learning rate."
     return [Advice(Level.ACT, text)]
-
-
-def elbo_rise(elbo: Float[np.ndarray, "step"]) -> Estimate:
-    """Mean of the last fifth of the (independent) estimates minus that of the fifth before."""
-    fifth = max(2, elbo.size // 5)
-    late, early = mean_of(elbo[-fifth:]), mean_of(elbo[-2 * fifth : -fifth])
-    return Estimate(late.value - early.value, math.hypot(late.standard_error, early.standard_error))
 
 
 def advise_variance(ratio: Estimate, num_variates: int, rule: Rule, *, reason: str | None = None) -> list[Advice]:
@@ -140,39 +132,30 @@ def advise_weights(combined: Estimate, best: Estimate) -> list[Advice]:
 def advise_variates(found: Contributions) -> list[Advice]:
     """On variates that cost more than they contribute."""
     idle = found.dispensable
-    costly = [_advise_costly(v) for v in found.variates if v.name not in idle.names and _is_costly(v)]
-    if not idle.names or idle.cost < _CHEAP:
-        return costly
-    time = "" if math.isnan(idle.cost) else f" and a step takes {percent(idle.cost)} less time"
-    grows = percent(max(idle.growth.value - 1.0, 0.0))
-    text = f"Without {_listed(idle.names)} the variance grows by {grows}{time}: {_remove(idle.names)}"
-    return [Advice(Level.ACT if idle.cost >= _COSTLY else Level.NOTE, text), *costly]
-
-
-def _is_costly(variate: Contribution) -> bool:
-    """Whether more steps in the same time would lower the variance more than the variate; not if NaN."""
-    return bool(variate.growth.value * (1.0 - variate.cost) < _WORTH_IT)
-
-
-def _advise_costly(variate: Contribution) -> Advice:
-    text = (
-        f"Without {variate.name} the variance grows {variate.growth.value:.2f} times and a step takes "
-        f"{percent(variate.cost)} less time: for a lower variance in the same time {_remove([variate.name])}"
-    )
-    return Advice(Level.NOTE, text)
+    advice = []
+    if idle.names and not idle.cost < _CHEAP:
+        time = "" if math.isnan(idle.cost) else f" and a step takes {percent(idle.cost)} less time"
+        grows = percent(max(idle.growth.value - 1.0, 0.0))
+        text = f"Without {_listed(idle.names)} the variance grows by {grows}{time}: {_remove(idle.names)}"
+        advice.append(Advice(Level.ACT if idle.cost >= _COSTLY else Level.NOTE, text))
+    for variate in found.variates:
+        # More steps in the same time would lower the variance more than the variate; not if one of them is NaN.
+        is_costly = variate.growth.value * (1.0 - variate.cost) < _WORTH_IT
+        if is_costly and variate.name not in idle.names:
+            text = (
+                f"Without {variate.name} the variance grows {variate.growth.value:.2f} times and a step takes "
+                f"{percent(variate.cost)} less time: for a lower variance in the same time {_remove([variate.name])}"
+            )
+            advice.append(Advice(Level.NOTE, text))
+    return advice
 
 
 def advise_khat(khat: Khat) -> list[Advice]:
     """On how far the fitted distribution can be trusted."""
     level = Level.GOOD if khat.is_good else Level.ACT
-    number = "" if not math.isfinite(khat.value) else f"k-hat {khat.value:.2f}: "
-    return [Advice(level, number + (khat.advice if not number else khat.advice[0].lower() + khat.advice[1:]))]
-
-
-def most_urgent_first(advice: Sequence[Advice]) -> list[Advice]:
-    """What to do first, then what to know, then what is good."""
-    order = list(Level)
-    return sorted(advice, key=lambda one: order.index(one.level))
+    if not math.isfinite(khat.value):
+        return [Advice(level, khat.advice)]
+    return [Advice(level, f"k-hat {khat.value:.2f}: {khat.advice[0].lower()}{khat.advice[1:]}")]
 
 
 def percent(share: float) -> str:

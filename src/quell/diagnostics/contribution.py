@@ -6,12 +6,12 @@ import math
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Key, PyTree
 
 from quell.diagnostics.covariance import BlockCovariances, step_covariances, variance_with
 from quell.diagnostics.ensembles import Covariances, best_weights, held_out_variances, least_useful_first
 from quell.diagnostics.estimate import Estimate, mean_of, ratio_of
-from quell.diagnostics.step_time import StepTimes, step_times
+from quell.diagnostics.step_time import step_times
 from quell.diagnostics.variance import current_weights
 from quell.gradient import Gradient, GradientState
 
@@ -87,7 +87,7 @@ class Contributions:
         """A line per variate."""
         width = max((len(variate.name) for variate in self.variates), default=0)
         lines = [
-            f"  {v.name:<{width}}  weight {written(v.weight)}, alone removes {v.alone.value:.1%}, without it the "
+            f"  {v.name:<{width}}  weight {_written(v.weight)}, alone removes {v.alone.value:.1%}, without it the "
             f"variance grows {v.growth.value:.3g} times" + ("" if math.isnan(v.cost) else f", cost {v.cost:.0%}")
             for v in self.variates
         ]
@@ -125,8 +125,8 @@ def contributions(
     Cost: `num` steps with one pull-back per variate; for the costs one compilation per variate.
     """
     draw_key, time_key = jax.random.split(key)
-    covariances = step_covariances(draw_key, gradient, params, state, num=num)
-    return contributions_from(time_key, covariances, gradient, params, state, budget=budget)
+    blocks = step_covariances(draw_key, gradient, params, state, num=num)
+    return contributions_from(time_key, blocks, gradient, params, state, budget=budget)
 
 
 def contributions_from(
@@ -139,32 +139,29 @@ def contributions_from(
     budget: float,
 ) -> Contributions:
     """The contributions, from given covariances; only costs are still to be measured."""
-    covariances = np.moveaxis(blocks, 1, 0) if gradient.rule.by_leaf else blocks.sum(axis=1)
-    weights = current_weights(gradient, state)
-    order = least_useful_first(covariances.mean(axis=-3))
-    dropped, dispensable = find_dispensable(covariances, order, gradient.names)
-    times = StepTimes(math.nan, {})
-    if budget > 0 and gradient.variates:
-        everyone = range(len(gradient.names))
-        subsets = {_DISPENSABLE: [k for k in everyone if k not in dropped]} if dropped else {}
-        subsets |= {_ALL: []}
-        subsets |= {gradient.names[k]: [j for j in everyone if j != k] for k in order}
-        times = step_times(key, gradient, params, state, subsets=subsets, budget=budget)
-    costs = {name: 1.0 - ratio for name, ratio in times.relative.items()}
+    covariances = np.moveaxis(blocks, 1, 0) if gradient.rule.by_leaf else blocks.sum(axis=1)[None]
+    weights = np.atleast_2d(current_weights(gradient, state))
+    names, order = gradient.names, least_useful_first(covariances)
+    dispensable = find_dispensable(covariances, order, names)
+    seconds, costs = math.nan, {}
+    if budget > 0 and names:
+        left_out = {_DISPENSABLE: dispensable.names} if dispensable.names else {}
+        left_out |= {_ALL: names} | {names[k]: (names[k],) for k in order}
+        subsets = {what: [k for k, name in enumerate(names) if name not in out] for what, out in left_out.items()}
+        seconds, relative = step_times(key, gradient, params, state, subsets=subsets, budget=budget)
+        costs = {what: 1.0 - ratio for what, ratio in relative.items()}
     return Contributions(
         variates=_contributions(covariances, weights, gradient, costs),
-        base=mean_of(_over_leaves(covariances[..., 0, 0])),
-        combined=mean_of(_over_leaves(variance_with(covariances, weights[..., None, :]))),
-        best=mean_of(held_out_variances(covariances, np.ones((1, len(order)), bool))[0]),
+        base=mean_of(_base_variances(covariances)),
+        combined=mean_of(variance_with(covariances, weights[:, None]).sum(axis=0)),
+        best=mean_of(held_out_variances(covariances, np.ones((1, len(names)), bool))[0]),
         dispensable=dataclasses.replace(dispensable, cost=costs.get(_DISPENSABLE, math.nan)),
-        step_seconds=times.seconds,
+        step_seconds=seconds,
         cost=costs.get(_ALL, math.nan),
     )
 
 
-def find_dispensable(
-    covariances: Covariances, order: list[int], names: tuple[str, ...]
-) -> tuple[list[int], Dispensable]:
+def find_dispensable(covariances: Covariances, order: list[int], names: tuple[str, ...]) -> Dispensable:
     """The longest prefix of the order of removal without which the variance stays within the tolerance."""
     masks = np.ones((len(order) + 1, len(order)), bool)
     for row, k in enumerate(order):
@@ -172,35 +169,26 @@ def find_dispensable(
     left = held_out_variances(covariances, masks)
     growths = [ratio_of(without, left[0]) for without in left]
     number = max(row for row, growth in enumerate(growths) if row == 0 or growth.value <= 1.0 + TOLERANCE)
-    dropped = order[:number]
-    share = ratio_of(left[number] - left[0], _over_leaves(covariances[..., 0, 0]))
-    return dropped, Dispensable(tuple(names[k] for k in sorted(dropped)), growths[number], share, math.nan)
-
-
-def written(weight: float | dict[str, float]) -> str:
-    """A weight, or one per leaf."""
-    if isinstance(weight, dict):
-        return ", ".join(f"{value:+.2f} ({leaf})" for leaf, value in weight.items())
-    return f"{weight:+.2f}"
+    share = ratio_of(left[number] - left[0], _base_variances(covariances))
+    return Dispensable(tuple(names[k] for k in sorted(order[:number])), growths[number], share, math.nan)
 
 
 def _contributions(
     covariances: Covariances, weights: np.ndarray, gradient: Gradient, costs: dict[str, float]
 ) -> tuple[Contribution, ...]:
-    one = np.eye(weights.shape[-1], dtype=bool)
-    best = best_weights(covariances.mean(axis=-3), np.ones(weights.shape, bool))
-    base = _over_leaves(covariances[..., 0, 0])
-    full = held_out_variances(covariances, np.ones((1, weights.shape[-1]), bool))[0]
+    everyone, one = np.ones(len(gradient.names), bool), np.eye(len(gradient.names), dtype=bool)
+    best, base = best_weights(covariances.mean(axis=1), everyone), _base_variances(covariances)
+    (full,) = held_out_variances(covariances, everyone[None])
     alone, without = held_out_variances(covariances, one), held_out_variances(covariances, ~one)
 
     def named(weight: np.ndarray) -> float | dict[str, float]:
-        return dict(zip(gradient.leaves, weight.tolist(), strict=True)) if gradient.rule.by_leaf else float(weight)
+        return dict(zip(gradient.leaves, weight.tolist(), strict=True)) if gradient.rule.by_leaf else float(weight[0])
 
     return tuple(
         Contribution(
             name=name,
-            weight=named(weights[..., k]),
-            best_weight=named(best[..., k]),
+            weight=named(weights[:, k]),
+            best_weight=named(best[:, k]),
             alone=ratio_of(base - alone[k], base),
             share=ratio_of(without[k] - full, base),
             growth=ratio_of(without[k], full),
@@ -210,5 +198,12 @@ def _contributions(
     )
 
 
-def _over_leaves(values: Float[np.ndarray, "*leaf group"]) -> Float[np.ndarray, "group"]:
-    return values.reshape(-1, values.shape[-1]).sum(axis=0)
+def _base_variances(covariances: Covariances) -> np.ndarray:
+    """Variance of the base gradient in each group of draws."""
+    return covariances[..., 0, 0].sum(axis=0)
+
+
+def _written(weight: float | dict[str, float]) -> str:
+    if isinstance(weight, dict):
+        return ", ".join(f"{value:+.2f} ({leaf})" for leaf, value in weight.items())
+    return f"{weight:+.2f}"

@@ -107,18 +107,13 @@ def _chunk(
 
     def draw(one: Key[Array, ""]) -> tuple[Float[Array, "joint _"], ...]:
         evaluation = Evaluation(gradient.problem, params, gradient.sampler.draw(one, family, model.num_data, dtype))
-        means = [evaluation.algebra.pullback(sample) for sample in gradient.samples(evaluation, state)]
-        rows = [vectors_by_block(mean, by_leaf=gradient.rule.by_leaf) for mean in means]
-        rows = [rows[0], *(_zero_unless_finite(row) for row in rows[1:])]
+        base, *variates = gradient.samples(evaluation, state)
+        samples = [base, *(sample.where(sample.is_finite()) for sample in variates)]
+        rows = [vectors_by_block(evaluation.algebra.pullback(one), by_leaf=gradient.rule.by_leaf) for one in samples]
         return tuple(jnp.stack([row[name] for row in rows]) for name in rows[0])
 
     blocks = jax.lax.map(draw, jax.random.split(key, size))
     return jnp.stack([_covariance(block) for block in blocks]) / float(model.num_data) ** 2
-
-
-def _zero_unless_finite(row: dict[str, Float[Array, "_"]]) -> dict[str, Float[Array, "_"]]:
-    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(vector)) for vector in row.values()]))
-    return {name: jnp.where(finite, vector, 0.0) for name, vector in row.items()}
 
 
 def _covariance(rows: Float[Array, "draw joint coordinate"]) -> Float[Array, "joint joint"]:

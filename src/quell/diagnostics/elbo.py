@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell.core.checks import check_count, check_key
 from quell.core.compilation import quick_jit
 from quell.data.access import row_blocks
-from quell.diagnostics.densities import DATA_CHUNK, ScoredSample, score_sample
+from quell.diagnostics.densities import DATA_CHUNK, score_sample
 from quell.diagnostics.estimate import Estimate, mean_of
 from quell.evaluation import Problem, has_exact_elbo
 from quell.evaluation.problem import expected_log_likelihoods, expected_prior_and_entropy
@@ -32,12 +32,7 @@ def estimate_elbo(key: Key[Array, ""], problem: Problem, params: PyTree, *, num:
     check_count("num", num, least=2)
     if has_exact_elbo(problem):
         return exact_elbo_in_chunks(problem, params)
-    return elbo_of(score_sample(key, problem, params, num))
-
-
-def elbo_of(sample: ScoredSample) -> Estimate:
-    """The ELBO from samples and their log densities."""
-    return mean_of(sample.log_ratios)
+    return mean_of(score_sample(key, problem, params, num).log_ratios)
 
 
 def exact_elbo_in_chunks(problem: Problem, params: PyTree) -> Estimate:

@@ -6,14 +6,14 @@ from jaxtyping import Bool, Float
 
 from quell.diagnostics.covariance import variance_with
 
-Covariances = Float[np.ndarray, "*leaf group joint joint"]
-Masks = Bool[np.ndarray, "ensemble variate"]
+Covariances = Float[np.ndarray, "leaf group joint joint"]
+"""For each leaf that has weights of its own (or for all of them together, as one), and each group of draws."""
 
 _SINGULAR = 1e-6
 
 
 def best_weights(
-    covariances: Float[np.ndarray, "*batch joint joint"], keep: Bool[np.ndarray, "*batch variate"]
+    covariances: Float[np.ndarray, "*batch joint joint"], keep: Bool[np.ndarray, "variate"]
 ) -> Float[np.ndarray, "*batch variate"]:
     r"""Weights \(a = -G^{-1} c\) that minimise the variance, of the variates that are kept; zero for the others.
 
@@ -25,46 +25,42 @@ def best_weights(
     return -unit * np.einsum("...ij,...j->...i", inverse, cross)
 
 
-def held_out_variances(covariances: Covariances, masks: Masks) -> Float[np.ndarray, "ensemble group"]:
+def held_out_variances(
+    covariances: Covariances, masks: Bool[np.ndarray, "ensemble variate"]
+) -> Float[np.ndarray, "ensemble group"]:
     """Variance that each ensemble leaves in each group of draws, at the best weights for the other groups.
 
-    On the draws that they were made from, weights look better than they are, those of large ensembles more so. Leaves
-    have weights of their own, and their variances are added up.
+    On the draws that they were made from, weights look better than they are, those of large ensembles more so.
     """
-    if covariances.ndim == 4:
-        return np.sum([held_out_variances(leaf, masks) for leaf in covariances], axis=0)
-    num = covariances.shape[0]
-    others = (covariances.sum(axis=0) - covariances) / (num - 1)
-    left = []
-    for mask in masks:
-        weights = best_weights(others, np.broadcast_to(mask, (num, mask.size)))
-        left.append(variance_with(covariances, weights))
-    return np.stack(left) if left else np.zeros((0, num))
+    num_groups = covariances.shape[1]
+    others = (covariances.sum(axis=1, keepdims=True) - covariances) / (num_groups - 1)
+    left = [variance_with(covariances, best_weights(others, mask)).sum(axis=0) for mask in masks]
+    return np.reshape(left, (len(masks), num_groups))
 
 
-def least_useful_first(covariance: Float[np.ndarray, "*leaf joint joint"]) -> list[int]:
+def least_useful_first(covariances: Covariances) -> list[int]:
     r"""The order in which to remove variates one by one (backward elimination), so that the variance grows least.
 
     At the best weights, removing variate \(k\) of the remaining ones costs \(a_k^2 / (G^{-1})_{kk}\).
     """
-    leaves = covariance.reshape(-1, *covariance.shape[-2:])
-    remaining = list(range(covariance.shape[-1] - 1))
-    order = []
+    leaves = covariances.mean(axis=1)
+    remaining, order = list(range(leaves.shape[-1] - 1)), []
     while remaining:
         rows = [0, *(k + 1 for k in remaining)]
-        costs = np.sum([_removal_costs(leaf[np.ix_(rows, rows)]) for leaf in leaves], axis=0)
+        costs = _removal_costs(leaves[:, rows][:, :, rows]).sum(axis=0)
         order.append(remaining.pop(int(np.argmin(costs))))
     return order
 
 
-def _removal_costs(covariance: Float[np.ndarray, "joint joint"]) -> Float[np.ndarray, "variate"]:
-    _, gram, cross = _scaled(covariance, np.ones(covariance.shape[0] - 1, bool))
-    inverse = np.linalg.inv(gram + _SINGULAR * np.eye(cross.size))
-    return (inverse @ cross) ** 2 / np.diagonal(inverse)
+def _removal_costs(covariances: Float[np.ndarray, "leaf joint joint"]) -> Float[np.ndarray, "leaf variate"]:
+    num = covariances.shape[-1] - 1
+    _, gram, cross = _scaled(covariances, np.ones(num, bool))
+    inverse = np.linalg.inv(gram + _SINGULAR * np.eye(num))
+    return np.einsum("lij,lj->li", inverse, cross) ** 2 / np.diagonal(inverse, axis1=-2, axis2=-1)
 
 
 def _scaled(
-    covariances: Float[np.ndarray, "*batch joint joint"], keep: Bool[np.ndarray, "*batch variate"]
+    covariances: Float[np.ndarray, "*batch joint joint"], keep: Bool[np.ndarray, "variate"]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Scale the kept variates to unit variance; the others, and those whose variance is not finite, become zero."""
     own = np.diagonal(covariances, axis1=-2, axis2=-1)[..., 1:]

@@ -1,24 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of a fit, each legible on a phone, in a light or a dark theme."""
 
-import contextlib
 import itertools
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from quell.core.checks import check_name
 from quell.diagnostics.contribution import Contribution, Contributions
-from quell.diagnostics.theme import PALETTE, THEMES, check_matplotlib, in_theme
+from quell.diagnostics.theme import PALETTE, add_legend, finish, panels, short_name
 from quell.diagnostics.variance import GradientVariance
 from quell.fit.history import History
 
-_WIDTH, _HEIGHT = 4.2, 3.1
 _MOST_POINTS = 150
-_MOST_LINES, _MOST_BARS, _LONGEST_NAME = 6, 14, 26
+_MOST_LINES, _MOST_BARS = 6, 14
 _BASE, _COMBINED, _REST = PALETTE[6], PALETTE[0], PALETTE[6]
+_STYLES = ("-", "--", ":", "-.")
 
 
 def plot_elbo(history: History, *, theme: str = "light") -> Any:
@@ -31,7 +28,7 @@ def plot_elbo(history: History, *, theme: str = "light") -> Any:
     Returns:
         A matplotlib figure.
     """
-    with _panels("ELBO over the steps", theme) as (figure, axes):
+    with panels("ELBO over the steps", theme) as (figure, (axes,)):
         steps, values = _steps(history), history.taken.elbo
         if _is_empty(axes, steps):
             return figure
@@ -40,7 +37,7 @@ def plot_elbo(history: History, *, theme: str = "light") -> Any:
         axes.fill_between(x, low, high, color=PALETTE[1], alpha=0.25, linewidth=0, label="10% to 90%")
         axes.plot(x, middle, color=PALETTE[1], linewidth=1.8, label="median")
         _show_late_half(axes, low, high)
-        _finish(axes, "step", "ELBO in nats")
+        finish(axes, "step", "ELBO in nats")
         axes.legend(loc="lower right", fontsize="small")
     return figure
 
@@ -55,7 +52,7 @@ def plot_norms(history: History, *, theme: str = "light") -> Any:
     Returns:
         A matplotlib figure.
     """
-    with _panels("Squared norm of the gradient", theme) as (figure, axes):
+    with panels("Squared norm of the gradient", theme) as (figure, (axes,)):
         steps, taken = _steps(history), history.taken
         if _is_empty(axes, steps):
             return figure
@@ -65,8 +62,8 @@ def plot_norms(history: History, *, theme: str = "light") -> Any:
             x, mean = _binned(steps, values, np.mean)
             axes.plot(x, np.where(mean > 0, mean, np.nan), color=color, linestyle=style, linewidth=1.8, label=label)
         axes.set_yscale("log")
-        _finish(axes, "step", "in the metric of the rule")
-        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+        finish(axes, "step", "in the metric of the rule")
+        add_legend(figure)
     return figure
 
 
@@ -84,27 +81,23 @@ def plot_weights(
     Returns:
         A matplotlib figure.
     """
-    with _panels("Weights of the variates", theme, height=1.2 * _HEIGHT) as (figure, axes):
+    with panels("Weights of the variates", theme, height=3.7) as (figure, (axes,)):
         steps, weights = _steps(history), history.taken.weights
         if _is_empty(axes, steps if names else steps[:0]):
             return figure
         late = np.abs(weights[-max(1, len(steps) // 10) :]).mean(axis=0)
-        ranked: list[str] = [names[int(k)] for k in np.argsort(-late, kind="stable")]
-        wanted = ranked if shown is None else list(shown)
+        wanted = [names[k] for k in np.argsort(-late, kind="stable").tolist()] if shown is None else shown
         named = [name for name in wanted if name in names][:_MOST_LINES]
-        for name in names:
-            if name not in named:
-                axes.plot(
-                    *_binned(steps, weights[:, names.index(name)], np.mean), color=_REST, linewidth=0.7, alpha=0.6
-                )
-        styles = ("-", "--", ":", "-.")
-        for k, name in enumerate(named):
-            x, mean = _binned(steps, weights[:, names.index(name)], np.mean)
-            axes.plot(x, mean, color=PALETTE[k % 6], linestyle=styles[k % 4], linewidth=1.8, label=_short(name))
         axes.axhline(0.0, color=_REST, linewidth=0.8)
-        _finish(axes, "step", "weight")
+        for name in [*(name for name in names if name not in named), *named]:
+            look: dict[str, Any] = {"color": _REST, "linewidth": 0.7, "alpha": 0.6}
+            if name in named:
+                k = named.index(name)
+                look = {"color": PALETTE[k], "linestyle": _STYLES[k % 4], "linewidth": 1.8, "label": short_name(name)}
+            axes.plot(*_binned(steps, weights[:, names.index(name)], np.mean), **look)
+        finish(axes, "step", "weight")
         others = len(names) - len(named)
-        _legend(figure, axes, f"{others} other{'s' * (others > 1)} in grey" if others else None)
+        add_legend(figure, f"{others} other{'s' * (others > 1)} in grey" if others else None)
     return figure
 
 
@@ -121,13 +114,12 @@ def plot_contributions(found: Contributions, *, theme: str = "light") -> Any:
     drawn = _worth_drawing(found.variates)
     is_timed = any(np.isfinite(variate.cost) for variate in drawn)
     height = max(2.0, 1.2 + 0.27 * len(drawn))
-    with _panels("", theme, columns=2 if is_timed else 1, height=height) as (figure, panels):
-        panels = np.atleast_1d(panels)
-        if _is_empty(panels[0], drawn, "no variates"):
+    with panels("", theme, columns=2 if is_timed else 1, height=height) as (figure, drawn_on):
+        if _is_empty(drawn_on[0], drawn, "no variates"):
             return figure
-        _draw_growths(panels[0], drawn)
+        _draw_growths(drawn_on[0], drawn)
         if is_timed:
-            _draw_costs(panels[1], drawn)
+            _draw_costs(drawn_on[1], drawn)
     return figure
 
 
@@ -139,7 +131,7 @@ def _draw_growths(axes: Any, drawn: Sequence[Contribution]) -> None:
     axes.set_xlim(1.0, max(1.5, 1.15 * growths.max()))
     _plain_log_ticks(axes)
     _name_bars(axes, [v.name for v in drawn])
-    _finish(axes, "times as large", "", title="Variance without it", grid="x")
+    finish(axes, "times as large", "", title="Variance without it", grid="x")
 
 
 def _draw_costs(axes: Any, drawn: Sequence[Contribution]) -> None:
@@ -148,9 +140,7 @@ def _draw_costs(axes: Any, drawn: Sequence[Contribution]) -> None:
     for place in np.flatnonzero(np.isnan(costs)):
         axes.text(0.0, place, " not measured", va="center", fontsize="x-small", color=_REST)
     axes.set_xlim(0.0, max(10.0, 1.15 * np.nanmax(costs)))
-    axes.set_yticks(np.arange(len(drawn)), [""] * len(drawn))
-    axes.invert_yaxis()
-    _finish(axes, "% of a step", "", title="Time it takes", grid="x")
+    finish(axes, "% of a step", "", title="Time it takes", grid="x")
 
 
 def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
@@ -164,7 +154,7 @@ def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
         A matplotlib figure.
     """
     blocks = sorted(variance.blocks, key=lambda block: -np.nan_to_num(block.base.value))[:_MOST_BARS]
-    with _panels("Variance by block", theme, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, axes):
+    with panels("Variance by block", theme, height=max(2.0, 1.5 + 0.3 * len(blocks))) as (figure, (axes,)):
         values = np.array([[block.base.value, block.combined.value] for block in blocks])
         errors = np.nan_to_num([[block.base.standard_error, block.combined.standard_error] for block in blocks])
         values = np.where(np.isfinite(values) & (values > 0), values, np.nan)
@@ -177,27 +167,11 @@ def plot_variance(variance: GradientVariance, *, theme: str = "light") -> Any:
             axes.errorbar(x, places, xerr=error, fmt=marker, color=color, markersize=7, capsize=3, label=label)
         axes.set_xscale("log")
         axes.set_ylim(-0.6, len(blocks) - 0.4)
+        _plain_log_ticks(axes)
         _name_bars(axes, [block.name for block in blocks])
-        _finish(axes, "for the ELBO per datum", "", grid="x")
-        figure.legend(loc="outside lower center", ncols=2, fontsize="small")
+        finish(axes, "for the ELBO per datum", "", grid="x")
+        add_legend(figure)
     return figure
-
-
-@contextlib.contextmanager
-def _panels(title: str, theme: str, *, columns: int = 1, height: float = _HEIGHT) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes in the colours of a theme; pyplot does not know it, so that it need not be closed."""
-    check_name("theme", theme, THEMES)
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    with in_theme(theme):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        panels = list(np.atleast_1d(figure.subplots(1, columns)))
-        for axes in panels:
-            axes.tick_params(which="both", colors=THEMES[theme][1])
-        if title:
-            figure.suptitle(title, fontsize="medium")
-        yield figure, panels[0] if columns == 1 else panels
 
 
 def _show_late_half(axes: Any, low: np.ndarray, high: np.ndarray) -> None:
@@ -207,16 +181,6 @@ def _show_late_half(axes: Any, low: np.ndarray, high: np.ndarray) -> None:
         bottom, top = low[low.size // 2 :].min(), high[high.size // 2 :].max()
         room = max(top - bottom, 1e-6 * abs(top), 1e-12)
         axes.set_ylim(max(bottom - 1.2 * room, low.min() - 0.1 * room), top + 0.1 * room)
-
-
-def _finish(axes: Any, x: str, y: str, *, title: str = "", grid: str = "both") -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.25, axis=grid)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    if title:
-        axes.set_title(title, fontsize="medium")
 
 
 def _is_empty(axes: Any, content: Sequence[Any] | np.ndarray, text: str = "nothing to draw") -> bool:
@@ -257,36 +221,18 @@ def _worth_drawing(variates: Sequence[Contribution]) -> list[Contribution]:
 
 def _name_bars(axes: Any, names: Sequence[str]) -> None:
     """Label the bars, the first on top; dollar signs are no formulas."""
-    axes.set_yticks(range(len(names)), [_short(name) for name in names], fontsize="small")
+    axes.set_yticks(range(len(names)), [short_name(name) for name in names], fontsize="small")
     for label in axes.get_yticklabels():
         label.set_parse_math(False)
     axes.invert_yaxis()
-
-
-def _legend(figure: Any, axes: Any, rest: str | None) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    columns = 3 if max(map(len, labels), default=0) < 12 else 2 if max(map(len, labels)) < 22 else 1
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small", title=rest)
-    legend.get_title().set_fontsize("small")
-    for text in legend.get_texts():
-        text.set_parse_math(False)
 
 
 def _plain_log_ticks(axes: Any) -> None:
     """Few ticks, written as plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    high = axes.get_xlim()[1]
-    locator = LogLocator(subs=(1.0, 1.5, 2.0, 3.0, 5.0) if high < 8 else (1.0, 3.0) if high < 50 else (1.0,))
-    axes.xaxis.set_major_locator(locator)
+    low, high = axes.get_xlim()
+    subs = (1.0, 1.5, 2.0, 3.0, 5.0) if high < 8 * low else (1.0, 3.0) if high < 50 * low else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _short(name: str) -> str:
-    """A name on one line, with an ellipsis if it is long; a leading underscore would hide it from a legend."""
-    line = re.sub(r"[\s\x00-\x1f]+", " ", name).strip()
-    if len(line) > _LONGEST_NAME:
-        half = (_LONGEST_NAME - 1) // 2
-        line = f"{line[:half]}…{line[-half:]}"
-    return f" {line}" if line.startswith("_") else line

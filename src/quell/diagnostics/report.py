@@ -21,11 +21,12 @@ from quell.diagnostics import advice, plots
 from quell.diagnostics.contribution import Contributions, contributions_from
 from quell.diagnostics.covariance import affordable_draws, step_covariances
 from quell.diagnostics.densities import score_sample
-from quell.diagnostics.elbo import elbo_of, exact_elbo_in_chunks
+from quell.diagnostics.elbo import exact_elbo_in_chunks
+from quell.diagnostics.estimate import mean_of
 from quell.diagnostics.khat import Khat, khat_of
-from quell.diagnostics.page import Contents, ThemedFigure, check_jinja, page
+from quell.diagnostics.page import report_template
 from quell.diagnostics.summary import summarise
-from quell.diagnostics.theme import check_matplotlib, data_uri, png_bytes
+from quell.diagnostics.theme import THEMES, check_matplotlib, data_uri, png_bytes
 from quell.diagnostics.variance import GradientVariance, variance_from
 from quell.evaluation import has_exact_elbo
 from quell.fit.result import FitResult
@@ -38,32 +39,24 @@ _DPI = 150
 
 
 def write_report(path: Path, fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Path:
-    """Write one self-contained HTML page about a fit.
+    """Write one self-contained HTML page about a fit; `FitResult.report` documents it.
 
-    Args:
-        path: of the page.
-        fit: with any status.
-        key: for the draws behind the numbers.
-        seconds: after which no more costs of variates are measured, the least useful ones coming first.
-
-    Returns:
-        The path.
-
-    Cost: a few seconds, and one more compilation of the step per variate. Large models get fewer draws.
+    Cost: a few seconds, and one more compilation of the step per variate, the least useful ones first. Large models get
+    fewer draws.
     """
     check_key(key)
     check_positive("seconds", seconds)
     check_matplotlib()
-    check_jinja()
+    template = report_template()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"`path` must be in an existing folder, got {path}; try `mkdir -p {path.parent}`.")
-    html = page(gather(fit, key, seconds=seconds))
+    html = template.render(_contents(fit, key, seconds=seconds))
     write_atomically(path, lambda file: file.write(html.encode()))
     return path
 
 
-def gather(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Contents:
-    """Everything that the page shows."""
+def _contents(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> dict[str, Any]:
+    """Everything that the template shows, by name."""
     began = time.perf_counter()
     gradient, problem = fit.gradient, fit.problem
     draw_key, time_key, sample_key = jax.random.split(key, 3)
@@ -74,54 +67,51 @@ def gather(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> Contents:
     num_samples = int(np.clip(_LIKELIHOODS // problem.model.num_data, _FEWEST_SAMPLES, _SAMPLES))
     sample = score_sample(sample_key, problem, fit.params, num_samples)
     khat = khat_of(sample, problem.family)
-    elbo = exact_elbo_in_chunks(problem, fit.params) if has_exact_elbo(problem) else elbo_of(sample)
     budget = seconds - (time.perf_counter() - began)
     found = contributions_from(time_key, covariances, *at, budget=budget if budget > _TOO_SHORT else 0.0)
-    return Contents(
-        model=repr(problem.model),
-        family=repr(problem.family),
-        status=fit.status.name.lower(),
-        steps=f"{fit.history.num_steps:,} steps in {fit.seconds:.1f} s",
-        elbo=elbo,
-        khat=khat,
-        variance=variance,
-        contributions=found,
-        advice=advice_on(fit, khat, variance, found),
-        figures=_figures(fit, gradient.weight_names, variance, found),
-        summary=summarise(jax.vmap(problem.model.constrain)(sample.latents)),
-        settings=_settings(gradient),
-        choice_reason=None if fit.choice is None else fit.choice.reason,
-        is_exact=_is_exact(fit),
-    )
+    has_exact = has_exact_elbo(problem)
+    return {
+        "model": repr(problem.model),
+        "family": repr(problem.family),
+        "status": fit.status.name.lower(),
+        "steps": f"{fit.history.num_steps:,} steps in {fit.seconds:.1f} s",
+        "elbo": exact_elbo_in_chunks(problem, fit.params) if has_exact else mean_of(sample.log_ratios),
+        "khat": khat,
+        "variance": variance,
+        "contributions": found,
+        "advice": advice_on(fit, khat, variance, found),
+        "figures": _figures(fit, variance, found),
+        "summary": summarise(jax.vmap(problem.model.constrain)(sample.latents)),
+        "settings": _settings(gradient),
+        "choice_reason": None if fit.choice is None else fit.choice.reason,
+        "is_exact": _is_exact(fit),
+    }
 
 
 def advice_on(fit: FitResult, khat: Khat, variance: GradientVariance, found: Contributions) -> list[advice.Advice]:
     """All advice on a fit, the most urgent first."""
-    history, rule = fit.history, fit.gradient.rule
+    history, gradient = fit.history, fit.gradient
     reason = None if fit.choice is None else fit.choice.reason
-    dropped = history.dropped.sum(axis=0).tolist()
-    return advice.most_urgent_first(
-        [
-            *advice.advise_end(fit.status),
-            *([] if _is_exact(fit) else advice.advise_trend(history.taken.elbo)),
-            *advice.advise_khat(khat),
-            *advice.advise_variance(variance.total.ratio, len(fit.gradient.variates), rule, reason=reason),
-            *advice.advise_variates(found),
-            *advice.advise_weights(found.combined, found.best),
-            *advice.advise_skipped(history.num_skipped, history.num_steps),
-            *advice.advise_dropped(fit.gradient.names, dropped, history.num_steps),
-        ]
-    )
+    every = [
+        *advice.advise_end(fit.status),
+        *([] if _is_exact(fit) else advice.advise_trend(history.taken.elbo)),
+        *advice.advise_khat(khat),
+        *advice.advise_variance(variance.total.ratio, len(gradient.variates), gradient.rule, reason=reason),
+        *advice.advise_variates(found),
+        *advice.advise_weights(found.combined, found.best),
+        *advice.advise_skipped(history.num_skipped, history.num_steps),
+        *advice.advise_dropped(gradient.names, history.dropped.sum(axis=0).tolist(), history.num_steps),
+    ]
+    return sorted(every, key=lambda one: list(advice.Level).index(one.level))
 
 
 def _is_exact(fit: FitResult) -> bool:
     return fit.choice is not None and fit.choice.exact
 
 
-def _figures(
-    fit: FitResult, names: tuple[str, ...], variance: GradientVariance, found: Contributions
-) -> list[ThemedFigure]:
-    history = fit.history
+def _figures(fit: FitResult, variance: GradientVariance, found: Contributions) -> dict[str, dict[str, str]]:
+    """The figures in both themes, as data URIs, by a title for readers who cannot see them."""
+    history, names = fit.history, fit.gradient.weight_names
     figures: dict[str, Callable[..., Any]] = {
         "The ELBO over the steps": partial(plots.plot_elbo, history),
         "Squared norm of the gradient over the steps": partial(plots.plot_norms, history),
@@ -135,10 +125,10 @@ def _figures(
         }
     if not _is_exact(fit):
         figures["Variance of the gradient by block"] = partial(plots.plot_variance, variance)
-    return [
-        ThemedFigure(title, *(data_uri(png_bytes(draw(theme=theme), dpi=_DPI)) for theme in ("light", "dark")))
+    return {
+        title: {theme: data_uri(png_bytes(draw(theme=theme), dpi=_DPI)) for theme in THEMES}
         for title, draw in figures.items()
-    ]
+    }
 
 
 def _settings(gradient: Gradient) -> dict[str, str]:

@@ -7,33 +7,19 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from quell.combine import NormalWishart, Rule
 from quell.core.compilation import quick_lower
 from quell.gradient import Gradient, GradientState
 
 _ROUNDS = 21
+_PROBE_STEPS, _MOST_STEPS = 8, 2000
 _CALL_SECONDS = 0.004
-_MOST_STEPS = 2000
-
-
-class StepTimes(NamedTuple):
-    """Times per step.
-
-    Attributes:
-        seconds: per step with all variates; the median of the rounds.
-        relative: time per step with a subset of the variates over that with all, by the subset's name; the median of
-            the ratios within each round. Subsets that were not compiled within the budget are absent.
-    """
-
-    seconds: float
-    relative: dict[str, float]
 
 
 def step_times(
@@ -44,7 +30,7 @@ def step_times(
     *,
     subsets: Mapping[str, Sequence[int]],
     budget: float,
-) -> StepTimes:
+) -> tuple[float, dict[str, float]]:
     """Time a step with all variates against steps with subsets of them, in alternation.
 
     Args:
@@ -54,56 +40,38 @@ def step_times(
         state: of the gradient.
         subsets: indices of the variates to keep, by name.
         budget: seconds for compilation, which takes most of the time; subsets are compiled in turn until it is spent.
+
+    Returns:
+        Seconds per step with all variates, and the time per step with each subset relative to it, by name: medians
+        over the rounds. Subsets that were not compiled within the budget are absent.
     """
-    kept = {"": (gradient, state)} | {name: keep_variates(gradient, state, keep) for name, keep in subsets.items()}
-    programs = _compile({name: (one, key, params, before) for name, (one, before) in kept.items()}, budget)
-    overhead = {name: min(program(0) for _ in range(3)) for name, program in programs.items()}
-    num = _enough_steps(lambda steps: programs[""](steps) - overhead[""])
-    rounds = [
-        {name: max(program(num) - overhead[name], 1e-9) for name, program in programs.items()} for _ in range(_ROUNDS)
-    ]
+    kept = {"": range(len(gradient.variates)), **subsets}
+    arguments = {name: (*_keep_variates(gradient, params, state, keep), key, params) for name, keep in kept.items()}
+    programs = _compile(arguments, budget)
+
+    def seconds(name: str, num: int) -> float:
+        start = time.perf_counter()
+        jax.block_until_ready(programs[name](*arguments[name], jnp.asarray(num), jnp.zeros(())))
+        return time.perf_counter() - start
+
+    overhead = {name: min(seconds(name, 0) for _ in range(3)) for name in programs}
+    probe = min(seconds("", _PROBE_STEPS) for _ in range(3)) - overhead[""]
+    num = int(np.clip(_CALL_SECONDS * _PROBE_STEPS / max(probe, 1e-9), 1, _MOST_STEPS))
+    rounds = [{name: max(seconds(name, num) - overhead[name], 1e-9) for name in programs} for _ in range(_ROUNDS)]
     relative = {name: float(np.median([r[name] / r[""] for r in rounds])) for name in programs if name}
-    return StepTimes(float(np.median([r[""] for r in rounds])) / num, relative)
+    return float(np.median([r[""] for r in rounds])) / num, relative
 
 
-def keep_variates(gradient: Gradient, state: GradientState, keep: Sequence[int]) -> tuple[Gradient, GradientState]:
-    """A gradient with some of its variates, and its state with what was learned for these.
-
-    Args:
-        gradient: with all variates.
-        state: of that gradient.
-        keep: indices of variates.
-    """
-    rows = [0, *(k + 1 for k in keep)]
-    smaller = dataclasses.replace(
-        gradient,
-        variates=tuple(gradient.variates[k] for k in keep),
-        rule=_rule_of(gradient.rule, list(keep)),
-    )
-
-    def cut(leaf: Array) -> Array:
-        return leaf if leaf.ndim == 0 else jnp.asarray(np.asarray(leaf)[..., rows, :][..., rows])
-
-    moments = jax.tree.map(cut, state.moments)
-    return smaller, GradientState(moments, tuple(state.variates[k] for k in keep))
+def _keep_variates(
+    gradient: Gradient, params: PyTree, state: GradientState, keep: Sequence[int]
+) -> tuple[Gradient, GradientState]:
+    """A gradient with some of its variates and a state that takes as long; what the weights have learned does not."""
+    rule = dataclasses.replace(gradient.rule, prior=None)
+    smaller = dataclasses.replace(gradient, variates=tuple(gradient.variates[k] for k in keep), rule=rule)
+    return smaller, GradientState(smaller.init_moments(params), tuple(state.variates[k] for k in keep))
 
 
-def _rule_of(rule: Rule, keep: list[int]) -> Rule:
-    if rule.prior is None:
-        return rule
-    gram, cross = (np.asarray(trace) for trace in (rule.prior.gram, rule.prior.cross))
-    prior = NormalWishart(jnp.asarray(gram[keep][:, keep]), jnp.asarray(cross[keep]), rule.prior.strength)
-    return dataclasses.replace(rule, prior=prior)
-
-
-def _enough_steps(seconds: Callable[[int], float]) -> int:
-    """How many steps make a call long enough to be timed."""
-    probe = 8
-    once = min(seconds(probe) for _ in range(3)) / probe
-    return int(np.clip(_CALL_SECONDS / max(once, 1e-9), 1, _MOST_STEPS))
-
-
-def _compile(arguments: Mapping[str, tuple[Any, ...]], budget: float) -> dict[str, Callable[[int], float]]:
+def _compile(arguments: Mapping[str, tuple[Any, ...]], budget: float) -> dict[str, Callable[..., Any]]:
     """Compile programs in parallel, and return those that were begun before the budget was spent.
 
     Threads share compilation alone. A model must be traced by one at a time (NumPyro keeps one stack of handlers), and
@@ -119,25 +87,14 @@ def _compile(arguments: Mapping[str, tuple[Any, ...]], budget: float) -> dict[st
             running[name] = pool.submit(lowered.compile)
         wait(running.values(), timeout=None if math.isinf(budget) else max(0.0, budget + began - time.perf_counter()))
         begun = [name for name, future in running.items() if not future.cancel()]
-    return {name: _timer(running[name].result(), arguments[name]) for name in begun}
-
-
-def _timer(program: Callable[..., Any], arguments: tuple[Any, ...]) -> Callable[[int], float]:
-    """Seconds that a number of steps take."""
-
-    def run(num: int) -> float:
-        start = time.perf_counter()
-        jax.block_until_ready(program(*arguments, jnp.asarray(num), jnp.zeros(())))
-        return time.perf_counter() - start
-
-    return run
+    return {name: running[name].result() for name in begun}
 
 
 def _take_steps(
     gradient: Gradient,
+    state: GradientState,
     key: Key[Array, ""],
     params: PyTree,
-    state: GradientState,
     num_steps: Int[Array, ""],
     rate: Float[Array, ""],
 ) -> Any:

@@ -2,7 +2,6 @@
 """The fitted distribution in a table: a row per scalar."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Iterator
 from html import escape
@@ -61,20 +60,14 @@ class Summary:
         Args:
             most: number of rows; those left out are counted in one more.
         """
-        starts = itertools.accumulate(self.lengths[:-1], initial=0)
-        found: list[SummaryRow] = []
-        for start, length in zip(starts, self.lengths, strict=False):
+        rows, found = list(self.rows()), []
+        for length in self.lengths:
             if len(found) >= most:
-                left = len(self.names) - start
-                return [*found[:most], SummaryRow(f"... and {left:,} more rows", ())]
-            places = range(length) if length <= _LONG else [*range(_SHOWN), None, length - 1]
-            for place in places:
-                hidden = f"... ({length - _SHOWN - 1:,} more)"
-                found.append(SummaryRow(hidden, ()) if place is None else self._row(start + place))
+                return [*found[:most], SummaryRow(f"... and {len(rows):,} more rows", ())]
+            own, rows = rows[:length], rows[length:]
+            hidden = SummaryRow(f"... ({length - _SHOWN - 1:,} more)", ())
+            found += own if length <= _LONG else [*own[:_SHOWN], hidden, own[-1]]
         return found
-
-    def _row(self, place: int) -> SummaryRow:
-        return SummaryRow(self.names[place], tuple(self.values[place].tolist()))
 
     def __repr__(self) -> str:
         """A table; long vectors are abbreviated."""
@@ -85,8 +78,14 @@ class Summary:
         return "\n".join(line.rstrip() for line in lines)
 
     def _repr_html_(self) -> str:
-        """The table in a notebook."""
-        return summary_table(self)
+        """The table in a notebook and in a report, with escaped names."""
+        head = "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
+        body = ""
+        for row in self.short_rows():
+            cells = "".join(f"<td>{_compact(value)}</td>" for value in row.values)
+            first = '<th scope="row">{}</th>' if cells else f'<td colspan="{len(COLUMNS) + 1}">{{}}</td>'
+            body += f"<tr>{first.format(escape(row.name))}{cells}</tr>"
+        return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def summarise(sample: PyTree[Any]) -> Summary:
@@ -109,20 +108,6 @@ def summarise(sample: PyTree[Any]) -> Summary:
     return Summary(tuple(names), values, tuple(math.prod(leaf.shape[1:]) for leaf in leaves.values()), num)
 
 
-def summary_table(summary: Summary) -> str:
-    """The table as HTML, with escaped names."""
-    head = "".join(f'<th scope="col">{column}</th>' for column in COLUMNS)
-    rows = "".join(_table_row(row) for row in summary.short_rows())
-    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{rows}</tbody></table>"
-
-
-def _table_row(row: SummaryRow) -> str:
-    if not row.values:
-        return f'<tr><td colspan="{len(COLUMNS) + 1}">{escape(row.name)}</td></tr>'
-    cells = "".join(f"<td>{compact(value)}</td>" for value in row.values)
-    return f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>'
-
-
 def named_leaves(latent: PyTree) -> dict[str, Any]:
     """The arrays of a latent by their paths, such as `slope` or `group.scale`."""
     leaves = jax.tree_util.tree_flatten_with_path(latent)[0]
@@ -132,7 +117,7 @@ def named_leaves(latent: PyTree) -> dict[str, Any]:
     return {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
 
 
-def compact(value: float) -> str:
+def _compact(value: float) -> str:
     """A number in at most eight characters, so that five columns fit on a phone."""
     small = 0 < abs(value) < 1e-3 or 1e5 <= abs(value) < math.inf
     text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e") if small else f"{value:.3g}"

@@ -103,12 +103,7 @@ def variance_from(
 
 def current_weights(gradient: Gradient, state: GradientState) -> Float[np.ndarray, "*leaf variate"]:
     """The weights that the next step would use."""
-    return np.asarray(_weights(gradient, state), np.float64)
-
-
-@quick_jit
-def _weights(gradient: Gradient, state: GradientState) -> Float[Array, "*leaf variate"]:
-    return gradient.weights(state)
+    return np.asarray(quick_jit(Gradient.weights)(gradient, state), np.float64)
 
 
 def _block(name: str, base: Float[np.ndarray, "group"], combined: Float[np.ndarray, "group"]) -> BlockVariance:

@@ -3,8 +3,8 @@
 
 from quell.fit.algorithm import Algorithm as Algorithm
 from quell.fit.algorithm import AlgorithmState as AlgorithmState
-from quell.fit.checkpoint import Checkpoint as Checkpoint
-from quell.fit.checkpoint import CheckpointError as CheckpointError
+from quell.fit.checkpoint.file import CheckpointError as CheckpointError
+from quell.fit.checkpoint.settings import Checkpoint as Checkpoint
 from quell.fit.choice import Choice as Choice
 from quell.fit.convergence import EarlyStopping as EarlyStopping
 from quell.fit.history import History as History

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of the gradient that a fit has chosen, and why."""
 
-import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 
@@ -18,7 +17,6 @@ class Choice(eqx.Module):
             `"sampled"` (`Reparameterization`, or what suits the family).
         variates: names of the variates that are added to it.
         reason: in words.
-        first: the base gradient that the fit began with, which its default optimiser was made for.
         anneals: whether the density turned out to be far from Gaussian, so that the rate of the default optimiser
             falls over the fit instead of tuning itself: the noise of long steps finds one of the better optima.
 
@@ -31,22 +29,17 @@ class Choice(eqx.Module):
     base: BaseName
     variates: tuple[str, ...]
     reason: str
-    first: BaseName = "sampled"
     anneals: bool = False
+
+    @property
+    def first(self) -> BaseName:
+        """The base gradient that the fit began with, which its default optimiser was made for."""
+        return "second order" if self.anneals else self.base
 
     @property
     def exact(self) -> bool:
         """Whether the gradient has no noise."""
         return self.base == "exact"
-
-    def spec(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint: enough to make the same gradient again."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> "Choice":
-        """From the JSON of a checkpoint."""
-        return cls(spec["base"], tuple(spec["variates"]), spec["reason"], spec["first"], spec["anneals"])
 
     def __str__(self) -> str:
         """The reason."""

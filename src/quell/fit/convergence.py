@@ -72,17 +72,11 @@ class EarlyStopping(eqx.Module):
         ends = [elbo.size - back * self.check_every for back in range(self.patience)]
         return ends[-1] >= max(self.min_steps, 1) and all(self._is_flat(elbo[:end]) for end in ends)
 
-    def improvement(self, elbo: Float[np.ndarray, "step"]) -> tuple[float, float]:
-        """Difference of the last two quarters in nats, and its standard error; NaN where there are too few steps."""
-        window = elbo.size // 4
-        means, errors = zip(
-            *(_mean_and_error(elbo[elbo.size - k * window : elbo.size - (k - 1) * window]) for k in (2, 1)), strict=True
-        )
-        return means[1] - means[0], math.hypot(*errors)
-
     def _is_flat(self, elbo: Float[np.ndarray, "step"]) -> bool:
-        difference, error = self.improvement(elbo)
-        return max(difference, 0.0) + self.standard_errors * error < self.tolerance
+        """Whether the last quarter is surely no better than the one before it; not where there are too few steps."""
+        before, after = (_mean_and_error(half) for half in np.split(elbo[-2 * (elbo.size // 4) :], 2))
+        error = math.hypot(before[1], after[1])
+        return max(after[0] - before[0], 0.0) + self.standard_errors * error < self.tolerance
 
 
 def _mean_and_error(values: Float[np.ndarray, "step"]) -> tuple[float, float]:

@@ -29,24 +29,18 @@ PRIOR_STRENGTH = 1e-3
 """`v0` of a fit that chooses its variates, in the natural metric, and N times `v0` otherwise: near the optimum of N
 data the gradient per datum has a squared norm of order 1/N, of which `v0` must stay a small part."""
 
-EXACT_KL = 100.0
-"""Trust-region radius (KL, in nats) of an exact fit: far enough for a start from far away, near enough to return."""
-
-EXACT_KL_PER_DATUM = 0.01
-"""The same per datum, where there are many: such a step moves predictors by 0.14 in root mean square, over the square
-root of a datum's curvature, and over moves below one a log-likelihood is near its quadratic."""
-
-EXACT_KL_PER_COORDINATE = 0.1
-"""The same per coordinate, where there are thousands: a step moves each by half its scale."""
+EXACT_KL, EXACT_KL_PER_DATUM, EXACT_KL_PER_COORDINATE = 100.0, 0.01, 0.1
+"""Trust-region radius (KL, in nats) of an exact fit, the largest of three. The first is far enough for a start from far
+away, and near enough to return. The second moves predictors by 0.14 in root mean square, over the square root of a
+datum's curvature: over moves below one a log-likelihood is near its quadratic. The third moves each coordinate by half
+its scale."""
 
 SECOND_ORDER_KL = 20.0
 """The same where Hessians are taken at latents."""
 
-ANNEALED_RATE = 0.3
-"""Where there are many optima, the rate of steps falls from this one over the fit, however noisy they are."""
-
-ANNEALED_SCALE_RATE = 0.5
-"""The rate of the scale there, over that of the location, because its gradient has more noise: optima are better."""
+ANNEALED_RATE, ANNEALED_SCALE_RATE = 0.3, 0.5
+"""Where there are many optima, the rate of steps falls from the first over the fit, however noisy they are. The rate of
+the scale is the second times that, because its gradient has more noise: optima are better."""
 
 WARM_UP_STEPS = 10
 """First steps of a fit that chooses its variates, which learn weights and do not move."""
@@ -88,14 +82,14 @@ def default_rule(problem: Problem, *, natural: bool, is_auto: bool) -> Rule:
 
 
 def default_optimizer(
-    problem: Problem, steps: int, first: BaseName = "sampled", *, anneals: bool = False
+    problem: Problem, steps: int, base: BaseName = "sampled", *, anneals: bool = False
 ) -> optax.GradientTransformation:
     """Natural-gradient steps for a Gaussian family, Adam for others.
 
     Args:
         problem: model and family.
         steps: of the fit; a rate that falls does so over those that move.
-        first: the gradient that it begins with: the less noise that has, the longer steps may be.
+        base: of the gradient: the less noise that has, the longer steps may be.
         anneals: whether the rate of natural-gradient steps falls over the fit too. The state of an optimiser that
             anneals has the structure of one that does not.
     """
@@ -104,10 +98,10 @@ def default_optimizer(
     if anneals:
         until = NOISE_CHECK_STEP + moving_steps(steps - NOISE_CHECK_STEP)
         return natural_gradient(problem, _cosine(ANNEALED_RATE, until), scale_rate=ANNEALED_SCALE_RATE)
-    if first == "exact":
+    if base == "exact":
         by_size = EXACT_KL_PER_DATUM * problem.model.num_data, EXACT_KL_PER_COORDINATE * problem.model.dim
         return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
-    return natural_gradient(problem, max_kl=SECOND_ORDER_KL if first == "second order" else None)
+    return natural_gradient(problem, max_kl=SECOND_ORDER_KL if base == "second order" else None)
 
 
 def moving_steps(steps: int) -> int:
@@ -115,18 +109,21 @@ def moving_steps(steps: int) -> int:
     return steps - WARM_UP_STEPS if steps > 2 * WARM_UP_STEPS else steps
 
 
-def warm_up_until(choice: Choice, steps: int) -> int:
+def warm_up_until(choice: Choice, steps: int, *, is_default: bool) -> int:
     """The step up to which parameters stay where they are and weights are learned; 0 for no warm-up.
 
     A natural-gradient step is too long to be noisy, and Adam remembers the noise of its first ones for thousands.
 
     Args:
         choice: of the gradient.
-        steps: of the fit; where the rate is annealed, those after the noise check.
+        steps: of the fit.
+        is_default: whether the optimiser is the default one, whose annealed rate falls over what is left of the steps.
     """
-    if choice.base != "sampled" or not choice.variates or moving_steps(steps) == steps:
+    if choice.base != "sampled" or not choice.variates:
         return 0
-    return WARM_UP_STEPS + (NOISE_CHECK_STEP if choice.first == "second order" else 0)
+    done = NOISE_CHECK_STEP if choice.anneals else 0
+    left = steps - done if is_default else steps
+    return done + WARM_UP_STEPS if moving_steps(left) < left else 0
 
 
 @functools.cache

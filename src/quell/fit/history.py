@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -33,11 +33,11 @@ class History(NamedTuple):
         return cls(none, none, none, np.zeros((0, num_weights)), dropped, np.zeros(0, bool))
 
     @classmethod
-    def from_infos(cls, infos: GradientInfo, skipped: Bool[np.ndarray, "step"]) -> "History":
-        """From the diagnostics of the gradient, with a leading axis of steps."""
-        found = cls(*[*(np.asarray(getattr(infos, name)) for name in cls._fields[:-1]), skipped])
-        num_steps, *shape = found.weights.shape
-        return found._replace(weights=found.weights.reshape(num_steps, math.prod(shape)))
+    def from_info(cls, info: GradientInfo, skipped: Any) -> "History":
+        """The entry of one step, of JAX's arrays; weights by leaf stand in one row."""
+        norms, weights = (info.base_sq_norm, info.combined_sq_norm), info.weights.reshape(-1)
+        entry: Any = (info.elbo, *norms, weights, info.dropped, skipped)
+        return cls(*entry)
 
     @classmethod
     def join(cls, pieces: Sequence["History"]) -> "History":

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of model, parameters, sampler and optimiser against each other, and data placed on their devices."""
+"""Checks of data, parameters, sampler and optimiser against each other, and data placed on their devices."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -12,10 +11,10 @@ from quell.core.checks import check_finite
 from quell.core.devices import check_divides, num_devices, place_rows, place_state
 from quell.core.processes import are_several, hint_if_killed
 from quell.data.access import on_disk
-from quell.evaluation import Sampler
 from quell.families import AbstractFamily
 from quell.fit.defaults import LARGEST_FULL
 from quell.fit.natural_gradient import natural_num_data
+from quell.fit.options import FitOptions
 from quell.models import AbstractModel
 
 
@@ -35,22 +34,17 @@ def placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)
 
 
-def check_shares(num_data: int, sampler: Sampler | None) -> None:
-    """Refuse data, and minibatches that were asked for, that the devices of the mesh in use cannot divide.
+def check_sizes(options: FitOptions, num_data: int) -> None:
+    """Refuse data and minibatches that the devices in use cannot divide, and steps made for another number of data.
 
     Each device has all of few data, and a minibatch of the default size may be the same work on each.
     """
     if num_data > LARGEST_FULL:
         check_divides(num_devices(), num_data, None, 1)
-    if sampler is not None:
-        replicates = 1 if sampler.shared else sampler.num_replicates
-        check_divides(num_devices(), num_data, sampler.batch_size, replicates)
-
-
-def check_same_num_data(optimizer: optax.GradientTransformation | None, num_data: int) -> None:
-    """Refuse natural-gradient steps of a problem with another number of data: theirs have another length."""
-    made_for = None if optimizer is None else natural_num_data(optimizer)
-    if made_for is not None and made_for != num_data:
+    if (sampler := options.sampler) is not None:
+        check_divides(num_devices(), num_data, sampler.batch_size, 1 if sampler.shared else sampler.num_replicates)
+    made_for = None if options.optimizer is None else natural_num_data(options.optimizer)
+    if made_for not in (None, num_data):
         raise ValueError(
             f"`optimizer` must be `quell.natural_gradient` for a problem with all {num_data} data, those of all "
             f"processes together, got one for {made_for}; leave `optimizer` out, or make it for that problem."
@@ -59,13 +53,11 @@ def check_same_num_data(optimizer: optax.GradientTransformation | None, num_data
 
 def checked_params(params: PyTree, family: AbstractFamily) -> PyTree:
     """Refuse parameters to start from that are not finite numbers in the family's shape."""
-    needed = jax.eval_shape(lambda: family.init())
-    same = jax.tree.structure(needed) == jax.tree.structure(params)
-    if not (same and jax.tree.map(jnp.shape, needed) == jax.tree.map(jnp.shape, params)):
+    needed, given = (jax.tree.map(jnp.shape, tree) for tree in (jax.eval_shape(lambda: family.init()), params))
+    if jax.tree.structure(needed) != jax.tree.structure(given) or needed != given:
         raise ValueError(
-            f"`params` must have the shapes {jax.tree.map(jnp.shape, needed)} of {family}, got "
-            f"{jax.tree.map(jnp.shape, params)}; try `params=family.init()`, or the `params` of a result with the same "
-            "family."
+            f"`params` must have the shapes {needed} of {family}, got {given}; try `params=family.init()`, or the "
+            "`params` of a result with the same family."
         )
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf, float)), params)
     for leaf in jax.tree.leaves(arrays):

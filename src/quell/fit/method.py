@@ -2,9 +2,8 @@
 """`variates="auto"`: the rule that chooses the gradient of a fit."""
 
 import dataclasses
-import functools
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,14 +14,13 @@ from quell.combine import Rule
 from quell.estimators import BonnetPrice, ClosedForm
 from quell.estimators.smoothness import has_no_kinks
 from quell.evaluation import Problem, Sampler
-from quell.fit.checkpoint import CheckpointError
-from quell.fit.choice import BaseName, Choice
-from quell.fit.defaults import default_sampler
+from quell.fit.choice import Choice
+from quell.fit.defaults import default_rule, default_sampler
 from quell.fit.natural_gradient import has_natural_gradient, natural_sq_norm
-from quell.fit.warm_start import WarmStart
+from quell.fit.options import FitOptions
+from quell.fit.warm_start import warm_start_rows
 from quell.gradient import BaseGradient, Gradient, candidate_variates, default_base
 from quell.terms import Prior, Variational
-from quell.variates import ControlVariate
 
 EXACT = BaseGradient(ClosedForm(full_data=True), ClosedForm(), ClosedForm())
 """No noise at all: the closed form of every term, on all data."""
@@ -46,137 +44,70 @@ NOISE_KEY_NUMBER = 2**32 - 1
 """Folded into the fit's key for the noise check; no step has this number."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Method:
-    """The gradient of a fit whose variates are not given, by rule.
+class Chosen(NamedTuple):
+    """The gradient of a fit, and how it begins.
+
+    Args:
+        gradient: with every default filled in.
+        choice: the record of it; `None` where the variates were given.
+        warm_start: rows of the warm start, where there is one.
+    """
+
+    gradient: Gradient
+    choice: Choice | None = None
+    warm_start: int | None = None
+
+
+def choose(
+    options: FitOptions, problem: Problem, key: Key[Array, "*fit"], *, natural: bool, is_noisy: bool = False
+) -> Chosen:
+    """The gradient of a fit; where its variates are not given, by rule.
 
     1. Where every term has a closed form on all data, and steps or data are few, the gradient is exact.
     2. Otherwise, where coordinates and data are few, the density is smooth and steps follow the natural gradient,
        Hessians at latents. After the first steps their noise is checked once. Where there is too much, the density is
-       far from Gaussian: the fit goes on with sampled gradients and annealed steps.
+       far from Gaussian: the fit goes on with sampled gradients and annealed steps. Only the variate of the entropy
+       comes with them: quadratics would be as far from the density as the Hessians.
     3. Otherwise sampled gradients with the default variates.
 
     The choice is a function of the model, the family, the options and the key: nothing is timed.
 
-    Attributes:
+    Args:
+        options: of the fit.
         problem: model and family.
-        sampler: as it was given; `None` for the default.
-        base: as it was given; `None` for the default.
-        rule: how weights are learned.
-        natural: whether steps follow the natural gradient.
         key: of the fit; several keys for several fits, which share one choice and are never Hessian-based.
+        natural: whether steps follow the natural gradient.
+        is_noisy: whether Hessian-based steps turned out to be too noisy.
     """
-
-    problem: Problem
-    sampler: Sampler | None
-    base: BaseGradient | None
-    rule: Rule
-    natural: bool
-    key: Key[Array, "*fit"]
-
-    def first_choice(self) -> Choice:
-        """The choice before the first step."""
-        if self._may_be_exact:
-            reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
-            return Choice("exact", (), reason + self._warm_start_text, first="exact")
-        if self._second_order is not None:
-            reason = "Hessians at latents, because coordinates and data are few and the density is smooth."
-            return Choice("second order", (), reason, first="second order")
-        # On all data a quadratic costs more than the samples that have as little variance.
-        is_worth = self.natural or self._sampler.batch_size is not None or not self.problem.family.transports
-        variates = self._candidates if is_worth else self._entropy_variates
-        return self._sampled_choice(variates, "Sampled gradients", first="sampled")
-
-    def gradient(self, choice: Choice) -> Gradient:
-        """The gradient that a choice stands for.
-
-        Raises:
-            CheckpointError: for a choice that is not one of this fit.
-        """
-        if choice.exact and self._may_be_exact:
-            return Gradient(self.problem, base=EXACT, rule=self.rule)
-        if choice.base == "second order" and self._second_order is not None:
-            return self._second_order
-        variates = tuple(variate for variate in self._candidates if variate.name in choice.variates)
-        if choice.base != "sampled" or self._may_be_exact or len(variates) < len(choice.variates):
-            raise CheckpointError(
-                f"The checkpoint must hold a gradient that this fit may use, got the {choice.base} gradient with "
-                f"{' + '.join(choice.variates) or 'no variates'}; give this fit a path of its own, or resume with the "
-                "settings that the checkpoint was written with."
-            )
-        base = self.base or default_base(self.problem)
-        return Gradient(self.problem, variates, base=base, sampler=self._sampler, rule=self.rule)
-
-    def after_noise_check(self, choice: Choice, params: PyTree, sq_norms: Sequence[float]) -> Choice | None:
-        """Sampled gradients, where Hessian-based ones are too noisy; else `None`.
-
-        Only the variate of the entropy comes with them: quadratics would be as far from the density as the Hessians.
-
-        Args:
-            choice: that the fit goes by.
-            params: where the fit stands.
-            sq_norms: of the gradients of the last steps, in the rule's metric. They are used only where that is the
-                natural one and every step takes them.
-        """
-        if self._second_order is None or choice.base != "second order":
-            return None
-        # On average a step's whole gain is at least that of its noise.
-        are_gains = self.rule.metric == "natural" and self.rule.every == 1
-        gains = [0.5 * sq_norm for sq_norm in sq_norms] if are_gains else [math.inf]
-        if all(gain < 0.5 * MOST_NOISE for gain in gains):
-            return None
-        key, _ = jax.random.split(jax.random.fold_in(self.key, NOISE_KEY_NUMBER))
-        if float(median_noise(self._second_order, params, key)) < MOST_NOISE:
-            return None
-        reason = "Sampled gradients, because Hessians at latents are too noisy: the density is far from Gaussian"
-        named = self._sampled_choice(self._entropy_variates, reason, first=choice.first)
-        return dataclasses.replace(named, anneals=True)
-
-    @functools.cached_property
-    def warm_start(self) -> WarmStart | None:
-        """How a fit of many data with a closed form begins."""
-        can_start = self._has_closed_form and has_natural_gradient(self.problem.family)
-        return WarmStart.of(self.problem, num_fits=self.key.size) if can_start else None
-
-    @functools.cached_property
-    def _has_closed_form(self) -> bool:
-        return self.sampler is None and self.base is None and is_exact_for(self.problem)
-
-    @property
-    def _may_be_exact(self) -> bool:
-        return self._has_closed_form and (self.natural or self.problem.model.num_data <= LARGEST_EXACT)
-
-    @functools.cached_property
-    def _second_order(self) -> Gradient | None:
-        is_free = self.sampler is None and self.base is None and self.key.ndim == 0
-        if not (is_free and self.natural) or self._may_be_exact or self._sampler.batch_size is not None:
-            return None
-        return second_order_gradient(self.problem, self.rule)
-
-    @property
-    def _sampler(self) -> Sampler:
-        return self.sampler or default_sampler(self.problem.model, natural=self.natural)
-
-    @functools.cached_property
-    def _candidates(self) -> tuple[ControlVariate, ...]:
-        return candidate_variates(self.problem, self._sampler)
-
-    @property
-    def _entropy_variates(self) -> tuple[ControlVariate, ...]:
-        return tuple(variate for variate in self._candidates if isinstance(variate.term, Variational))
-
-    def _sampled_choice(self, variates: Sequence[ControlVariate], reason: str, *, first: BaseName) -> Choice:
-        names = tuple(variate.name for variate in variates)
-        text = f"{reason}: {' + '.join(['base', *names])}.{self._warm_start_text}"
-        return Choice("sampled", names, text, first=first)
-
-    @property
-    def _warm_start_text(self) -> str:
-        return (
-            ""
-            if self.warm_start is None
-            else f" It begins with a warm start on {self.warm_start.num_rows} random data."
-        )
+    model, is_auto = problem.model, options.variates == "auto"
+    rule = options.rule or default_rule(problem, natural=natural, is_auto=is_auto)
+    sampler = options.sampler or default_sampler(model, natural=natural)
+    is_free = is_auto and options.sampler is None and options.base is None
+    has_closed_form = is_free and is_exact_for(problem)
+    may_start = has_closed_form and has_natural_gradient(problem.family)
+    rows = warm_start_rows(problem, num_fits=key.size) if may_start else None
+    begins = "" if rows is None else f" It begins with a warm start on {rows} random data."
+    if has_closed_form and (natural or model.num_data <= LARGEST_EXACT):
+        reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
+        return Chosen(Gradient(problem, base=EXACT, rule=rule), Choice("exact", (), reason + begins), rows)
+    may_see_hessians = is_free and natural and key.ndim == 0 and sampler.batch_size is None and not is_noisy
+    second_order = second_order_gradient(problem, rule) if may_see_hessians else None
+    if second_order is not None:
+        reason = "Hessians at latents, because coordinates and data are few and the density is smooth."
+        return Chosen(second_order, Choice("second order", (), reason))
+    base = options.base or default_base(problem)
+    if not is_auto:
+        return Chosen(Gradient(problem, options.variates, base=base, sampler=sampler, rule=rule))
+    variates = candidate_variates(problem, sampler)
+    # On all data a quadratic costs more than the samples that have as little variance.
+    is_worth = natural or sampler.batch_size is not None or not problem.family.transports
+    if is_noisy or not is_worth:
+        variates = tuple(variate for variate in variates if isinstance(variate.term, Variational))
+    names = tuple(variate.name for variate in variates)
+    why = ", because Hessians at latents are too noisy: the density is far from Gaussian" if is_noisy else ""
+    reason = f"Sampled gradients{why}: {' + '.join(['base', *names])}.{begins}"
+    gradient = Gradient(problem, variates, base=base, sampler=sampler, rule=rule)
+    return Chosen(gradient, Choice("sampled", names, reason, anneals=is_noisy), rows)
 
 
 def is_exact_for(problem: Problem) -> bool:
@@ -194,6 +125,23 @@ def second_order_gradient(problem: Problem, rule: Rule) -> Gradient | None:
     if problem.model.dim > LARGEST_SECOND_ORDER or base.refuses(problem) is not None or not has_no_kinks(problem):
         return None
     return Gradient(problem, base=base, sampler=Sampler(), rule=dataclasses.replace(rule, prior=None))
+
+
+def is_too_noisy(gradient: Gradient, key: Key[Array, ""], params: PyTree, sq_norms: Sequence[float]) -> bool:
+    """Whether Hessian-based steps seem to gain too much by noise alone.
+
+    Args:
+        gradient: Hessian-based.
+        key: of the fit.
+        params: where the fit stands.
+        sq_norms: of the gradients of the last steps, in the rule's metric. Where that is the natural one and every step
+            takes them, they are twice the gains of whole steps, which on average are at least those of their noise.
+    """
+    are_gains = gradient.rule.metric == "natural" and gradient.rule.every == 1
+    if are_gains and all(0.5 * sq_norm < 0.5 * MOST_NOISE for sq_norm in sq_norms):
+        return False
+    own, _ = jax.random.split(jax.random.fold_in(key, NOISE_KEY_NUMBER))
+    return not float(median_noise(gradient, params, own)) < MOST_NOISE
 
 
 @eqx.filter_jit

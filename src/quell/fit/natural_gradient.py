@@ -103,15 +103,15 @@ def natural_gradient(
     if (reason := problem.family.refuses(Capability.GEOMETRY)) is not None:
         raise ValueError(f"Natural gradients need a family with a Fisher geometry: {reason}; try `optax.adam(0.01)`.")
     max_kl = max(MAX_KL, MAX_KL_PER_COORDINATE * problem.family.dim) if max_kl is None else max_kl
+    momentum = problem.family.geometry.momentum if momentum is None else momentum
     check_positive("max_kl", max_kl)
-    if isinstance(learning_rate, int | float):
-        _check_share("learning_rate", learning_rate)
-    _check_share("scale_rate", scale_rate)
-    if momentum is not None and not 0 <= momentum < 1:
+    for name, share in {"learning_rate": learning_rate, "scale_rate": scale_rate}.items():
+        if isinstance(share, int | float) and not 0 < share <= 1:
+            raise ValueError(f"`{name}` must be above 0 and at most 1, got {share}.")
+    if not 0 <= momentum < 1:
         raise ValueError(f"`momentum` must be at least 0 and below 1, got {momentum}.")
-    used = problem.family.geometry.momentum if momentum is None else float(momentum)
-    trust, share = float(max_kl), float(scale_rate)
-    return _transformation(problem.family, problem.model.num_data, learning_rate, used, trust, share)
+    numbers = float(momentum), float(max_kl), float(scale_rate)
+    return _transformation(problem.family, problem.model.num_data, learning_rate, *numbers)
 
 
 @functools.cache
@@ -141,14 +141,9 @@ def has_natural_gradient(family: AbstractFamily) -> bool:
     return family.refuses(Capability.GEOMETRY) is None
 
 
-def geometry_of(family: AbstractFamily) -> AbstractGeometry:
-    """The Fisher geometry of a family that has one."""
-    return family.geometry
-
-
 def natural_sq_norm(problem: Problem, params: PyTree, loss_grad: PyTree) -> Float[Array, ""]:
     r"""\(g^\top F^{-1} g\) in nats, of a gradient of the loss \(-\mathrm{ELBO}/N\): twice what a step could gain."""
-    geometry = geometry_of(problem.family)
+    geometry = problem.family.geometry
     ascent = jax.tree.map(lambda leaf: -problem.model.num_data * leaf, loss_grad)
     return geometry.sq_norm(params, geometry.direction(params, ascent))
 
@@ -172,7 +167,10 @@ def _transformation(
     max_kl: float,
     scale_rate: float,
 ) -> optax.GradientTransformation:
-    geometry = geometry_of(family)
+    geometry = family.geometry
+
+    def mixed(velocity: PyTree, direction: PyTree) -> PyTree:
+        return jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
 
     def init(params: PyTree) -> NaturalState:
         nothing = jax.tree.map(jnp.zeros_like, geometry.direction(params, jax.tree.map(jnp.zeros_like, params)))
@@ -187,16 +185,15 @@ def _transformation(
             )
         ascent = jax.tree.map(lambda leaf: -num_data * leaf, updates)
         direction = geometry.direction(params, ascent)
-        velocity = state.velocity
         if learning_rate is None:
             rate = _tuned(geometry, params, direction, state)
         else:
             given = learning_rate(state.step) if callable(learning_rate) else learning_rate
             rate = jnp.asarray(given, state.rate.dtype)
-        step = direction
+        step, velocity = direction, state.velocity
         if momentum > 0:
-            velocity = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
-            step = jax.tree.map(lambda v, d: momentum * v + (1.0 - momentum) * d, velocity, direction)
+            velocity = mixed(velocity, direction)
+            step = mixed(velocity, direction)
         whole = jax.tree.map(lambda leaf: scale_rate * leaf, step)._replace(loc=step.loc) if scale_rate < 1 else step
         bounded = jnp.minimum(rate, jnp.sqrt(2.0 * max_kl / geometry.sq_norm(params, whole)))
         moved = geometry.move(params, step, bounded, scale_rate)
@@ -205,11 +202,6 @@ def _transformation(
 
     update.num_data = num_data  # pyright: ignore[reportFunctionMemberAccess]
     return optax.GradientTransformation(init, update)
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 < value <= 1:
-        raise ValueError(f"`{name}` must be above 0 and at most 1, got {value}.")
 
 
 def _tuned(geometry: AbstractGeometry, params: PyTree, direction: PyTree, state: NaturalState) -> Float[Array, ""]:

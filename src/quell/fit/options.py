@@ -4,7 +4,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, TypedDict, TypeVar
 
 import equinox as eqx
 import optax
@@ -16,7 +16,7 @@ from quell.core.checks import check_count
 from quell.core.devices import checked_mesh
 from quell.evaluation import Sampler
 from quell.fit.algorithm import checked_optimizer
-from quell.fit.checkpoint import Checkpoint
+from quell.fit.checkpoint.settings import Checkpoint
 from quell.fit.convergence import EarlyStopping
 from quell.fit.progress import Callback
 from quell.gradient import BaseGradient, list_variates
@@ -129,12 +129,6 @@ class FitOptions(eqx.Module):
                 f"`callback` must be a function of one argument, got {self.callback!r}; try "
                 "`callback=lambda progress: print(progress.step)`."
             )
-
-    @classmethod
-    def from_keywords(cls, **keywords: Unpack[FitKeywords]) -> "FitOptions":
-        """From the keyword arguments of `fit`; an iterator of variates is listed first, as no module can hold one."""
-        keywords["variates"] = _checked_variates(keywords.get("variates", "auto"))
-        return cls(**keywords)
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])

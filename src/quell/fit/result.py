@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.evaluation import Problem
+from quell.families import Capability
 from quell.families.sample import draw_latents
 from quell.fit.choice import Choice
 from quell.fit.history import History
@@ -52,11 +53,13 @@ class FitResult(eqx.Module):
     @property
     def mean(self) -> Any:
         """Mean of the fitted distribution, in the model's own (unconstrained) coordinates."""
+        self._check_moments("mean")
         return self.problem.model.unravel(self.problem.family.mean(self.params))
 
     @property
     def std(self) -> Any:
         """Standard deviation of each coordinate, in the model's own (unconstrained) coordinates."""
+        self._check_moments("std")
         return self.problem.model.unravel(jnp.sqrt(self.problem.family.variance(self.params)))
 
     def sample(self, key: Key[Array, ""], num: int) -> Any:
@@ -156,6 +159,13 @@ class FitResult(eqx.Module):
         if self.gradient.names and history.taken.num_steps:
             lines += self._variate_lines()
         return "\n".join(lines)
+
+    def _check_moments(self, name: str) -> None:
+        if self.problem.family.refuses(Capability.MOMENTS) is not None:
+            raise ValueError(
+                f"`{name}` needs a family with {Capability.MOMENTS.value}, got {self.problem.family}; try "
+                "`result.summary()`."
+            )
 
     def _variate_lines(self) -> list[str]:
         taken = self.history.taken

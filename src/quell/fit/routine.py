@@ -2,7 +2,6 @@
 """`quell.fit` and `quell.fit_many`: a model and a family in, fitted posteriors out."""
 
 import warnings
-from collections.abc import Sequence
 from typing import Unpack
 
 import jax
@@ -42,7 +41,7 @@ def fit(
         ('COMPLETED', 20)
     """
     check_key(key)
-    return _fit(model, family, key, FitOptions.from_keywords(**options))[0]
+    return _fit(model, family, key, FitOptions(**options))[0]
 
 
 @shows_options(FitKeywords)
@@ -79,23 +78,18 @@ def fit_many(
     """
     check_key(key)
     check_count("num_fits", num_fits)
-    return tuple(_fit(model, family, jax.random.split(key, num_fits), FitOptions.from_keywords(**options)))
+    return tuple(_fit(model, family, jax.random.split(key, num_fits), FitOptions(**options)))
 
 
 def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], options: FitOptions) -> list[FitResult]:
+    """Run the fits, and warn or raise if one has diverged; of several, say which."""
     results = run_plan(FitPlan.of(options, model, family, key))
-    _report_divergence(results, options)
-    return results
-
-
-def _report_divergence(results: Sequence[FitResult], options: FitOptions) -> None:
-    """Warn or raise if a fit has diverged; of several, say which."""
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
-    if not diverged:
-        return
-    which = "The fit" if len(results) == 1 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"
-    done = results[diverged[0]].history.num_steps
-    message = f"{which} stopped after {done} of {options.steps} steps. {Status.DIVERGED.value}"
-    if options.throw:
-        raise DivergenceError(message)
-    warnings.warn(message, RuntimeWarning, stacklevel=4)
+    if diverged:
+        which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"
+        done = results[diverged[0]].history.num_steps
+        message = f"{which} stopped after {done} of {options.steps} steps. {Status.DIVERGED.value}"
+        if options.throw:
+            raise DivergenceError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return results

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of a fit: taken, skipped or part of the warm-up; and the average of the last iterates."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -8,43 +10,35 @@ from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.devices import constrain_state
 from quell.fit.algorithm import Algorithm, AlgorithmState
-from quell.gradient import GradientInfo
+from quell.fit.history import History
 
 
 class TailAverage(eqx.Module):
     """A running average of parameters.
 
     Args:
-        mean: of the iterates taken in so far, shaped like the parameters.
+        mean: of the iterates taken in so far; the last iterate where there are none yet.
         count: how many they are.
 
     References: Polyak & Juditsky (1992), "Acceleration of stochastic approximation by averaging".
     """
 
     mean: PyTree
-    count: Int[Array, ""]
-
-    @classmethod
-    def empty(cls, params: PyTree) -> "TailAverage":
-        """Nothing taken in yet."""
-        return cls(jax.tree.map(jnp.zeros_like, params), jnp.zeros((), jnp.int32))
+    count: Int[Array, "*fit"]
 
     def include(self, params: PyTree, wanted: Bool[Array, ""]) -> "TailAverage":
         """Take in one iterate, or leave the average as it is."""
         count = self.count + wanted
 
         def moved(old: Array, new: Array) -> Array:
-            return jnp.where(wanted, old + (new - old) / jnp.maximum(count, 1).astype(old.dtype), old)
+            included = jnp.where(wanted, old + (new - old) / jnp.maximum(count, 1).astype(old.dtype), old)
+            return jnp.where(self.count == 0, new, included)
 
         return TailAverage(jax.tree.map(moved, self.mean, params), count)
 
-    def or_last(self, params: PyTree) -> PyTree:
-        """The average, or the last iterate where nothing was taken in."""
-        return jax.tree.map(lambda mean, last: jnp.where(self.count > 0, mean, last), self.mean, params)
-
 
 class LoopState(eqx.Module):
-    """State of a fit between steps.
+    """State of a fit between steps; with a leading axis for several fits.
 
     Args:
         algorithm: parameters, optimiser's state, moments, and the states of the approximations.
@@ -63,10 +57,9 @@ class LoopState(eqx.Module):
         """The last iterate."""
         return self.algorithm.params
 
-    @property
-    def best_params(self) -> PyTree:
-        """The average where there is one, else the last iterate."""
-        return self.params if self.average is None else self.average.or_last(self.params)
+
+def _count(number: Any) -> Array:
+    return jnp.asarray(number, jnp.int32)
 
 
 class StepPolicy(eqx.Module):
@@ -78,26 +71,13 @@ class StepPolicy(eqx.Module):
         warm_up: number of first steps that learn weights and leave the parameters where they are.
     """
 
-    max_skipped: Int[Array, ""]
-    average_after: Int[Array, ""]
-    warm_up: Int[Array, ""]
+    max_skipped: Int[Array, ""] = eqx.field(default=0, converter=_count)
+    average_after: Int[Array, ""] = eqx.field(default=0, converter=_count)
+    warm_up: Int[Array, ""] = eqx.field(default=0, converter=_count)
 
-    @classmethod
-    def of(cls, *, max_skipped: int = 0, average_after: int = 0, warm_up: int = 0) -> "StepPolicy":
-        """From plain numbers."""
-        return cls(*(jnp.asarray(number, jnp.int32) for number in (max_skipped, average_after, warm_up)))
-
-
-class StepInfo(eqx.Module):
-    """Per-step diagnostics of a fit.
-
-    Args:
-        gradient: those of the gradient.
-        skipped: whether the step was not taken because it was not finite.
-    """
-
-    gradient: GradientInfo
-    skipped: Bool[Array, "*step"]
+    def is_going(self, state: LoopState, until: Int[Array, "*fit"]) -> Bool[Array, "*fit"]:
+        """Whether there are steps to take, and not too many consecutive ones were skipped."""
+        return (state.step < until) & (state.skipped_in_a_row <= self.max_skipped)
 
 
 def init_loop(algorithm: Algorithm, params: PyTree, *, averages: bool = False) -> LoopState:
@@ -106,34 +86,35 @@ def init_loop(algorithm: Algorithm, params: PyTree, *, averages: bool = False) -
     Weak types are made strong, as a step would make them: a state of other types would be compiled for twice.
     """
     zero = jnp.zeros((), jnp.int32)
-    state = LoopState(algorithm.init(params), TailAverage.empty(params) if averages else None, zero, zero)
+    state = LoopState(algorithm.init(params), TailAverage(params, zero) if averages else None, zero, zero)
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)
 
 
 def take_step(
     algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState
-) -> tuple[LoopState, StepInfo]:
-    """One step; its randomness is a function of the key and the number of the step.
+) -> tuple[LoopState, History]:
+    """One step, and its diagnostics; its randomness is a function of the key and the number of the step.
 
     A step that would leave the finite numbers is skipped: all but the number of the step stays as it was. One skipped
     step too many in a row is not counted either, and marks the end.
     """
-    keys = (jax.random.fold_in(key, state.step + ahead) for ahead in (0, 1))
-    moved, info = algorithm.step(next(keys), state.algorithm, next_key=next(keys))
-    finite = _stays_finite(moved.params, state.algorithm.params) & _stays_finite(
-        moved.optimizer, state.algorithm.optimizer
-    )
-    kept = jax.tree.map(lambda new, old: jnp.where(finite, new, old), moved, state.algorithm)
-    moves = state.step >= policy.warm_up
-    before, after = ((one.params, one.optimizer) for one in (state.algorithm, kept))
-    params, optimizer = jax.tree.map(lambda new, old: jnp.where(moves, new, old), after, before)
-    kept = AlgorithmState(params, optimizer, kept.gradient)
-    in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+    own, following = (jax.random.fold_in(key, state.step + ahead) for ahead in (0, 1))
+    moved, info = algorithm.step(own, state.algorithm, next_key=following)
+    before, after = ((one.params, one.optimizer) for one in (state.algorithm, moved))
+    is_finite = _stays_finite(after, before)
+    moves = is_finite & (state.step >= policy.warm_up)
+    params, optimizer = _where(moves, after, before)
     average = state.average
     if average is not None:
-        average = average.include(kept.params, finite & moves & (state.step >= policy.average_after))
-    counts = in_a_row <= policy.max_skipped
-    return constrain_state((LoopState(kept, average, state.step + counts, in_a_row), StepInfo(info, ~finite)))
+        average = average.include(params, moves & (state.step >= policy.average_after))
+    skipped = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
+    kept = AlgorithmState(params, optimizer, _where(is_finite, moved.gradient, state.algorithm.gradient))
+    state = LoopState(kept, average, state.step + (skipped <= policy.max_skipped), skipped)
+    return constrain_state((state, History.from_info(info, ~is_finite)))
+
+
+def _where(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda one, other: jnp.where(condition, one, other), new, old)
 
 
 def _stays_finite(new: PyTree, old: PyTree) -> Bool[Array, ""]:

@@ -122,7 +122,8 @@ def _half(values: np.ndarray) -> np.ndarray:
 
 
 def _australian(data_dir: Path | None) -> np.ndarray:
-    folders = [*_named_folders(data_dir), _cache_folder()]
+    named = [Path(folder).expanduser() for folder in (data_dir, os.environ.get("QUELL_DATA_DIR")) if folder]
+    folders = [*named, _cache_folder()]
     for folder in folders:
         if (path := folder / _AUSTRALIAN.file).is_file():
             return _read(path, _AUSTRALIAN)
@@ -134,11 +135,6 @@ def _australian(data_dir: Path | None) -> np.ndarray:
     with contextlib.suppress(OSError):  # a cache that cannot be written only costs the next download
         _save(values, _cache_folder() / _AUSTRALIAN.file)
     return values
-
-
-def _named_folders(data_dir: Path | None) -> list[Path]:
-    named = [data_dir, os.environ.get("QUELL_DATA_DIR")]
-    return [Path(folder).expanduser() for folder in named if folder]
 
 
 def _cache_folder() -> Path:
@@ -165,8 +161,7 @@ def _description(table: _Table) -> str:
 
 def _read(path: Path, table: _Table) -> np.ndarray:
     try:
-        values = np.array(_rows(path), dtype=np.float64)
-        return _verified(values, table)
+        return _verified(np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2, encoding="utf-8"), table)
     except ValueError as error:
         raise ValueError(
             f"{path} must be the published {table.file} ({_description(table)}), but {error}; "
@@ -174,26 +169,16 @@ def _read(path: Path, table: _Table) -> np.ndarray:
         ) from error
 
 
-def _rows(path: Path) -> list[list[float]]:
-    lines = path.read_text(encoding="utf-8").splitlines()[1:]
-    return [[float(cell) for cell in line.split(",")] for line in lines if line.strip()]
-
-
 def _verified(values: np.ndarray, table: _Table) -> np.ndarray:
-    """The values in canonical order, if they are the published ones; the error completes a sentence."""
+    """The values sorted by their columns, if they are the published ones; the error completes a sentence."""
     if values.shape != (table.num_data, table.num_features + 1):
         raise ValueError(f"it holds a table of shape {values.shape}")
     if bad := int((~np.isfinite(values)).sum()):
         raise ValueError(f"it holds {bad} NaN or infinite entries")
-    values = _canonical(values)
+    values = values[np.lexsort(values.T[::-1])] + 0.0  # minus zero becomes zero
     if hashlib.sha256(values.astype("<f8").tobytes()).hexdigest() != table.digest:
         raise ValueError("its values are not the published ones (the checksum differs)")
     return values
-
-
-def _canonical(values: np.ndarray) -> np.ndarray:
-    """Rows sorted by the first column, then the second, and so on; minus zero becomes zero."""
-    return values[np.lexsort(values.T[::-1])] + 0.0
 
 
 def _download() -> np.ndarray:

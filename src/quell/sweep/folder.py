@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a sweep: its settings, one file per finished subset, and the checkpoint of the running one."""
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -8,15 +9,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from quell.core.atomic import write_atomically
 from quell.fit import Checkpoint, CheckpointError
 from quell.fit.checkpoint.file import damaged, read_contents, write_contents
-from quell.fit.checkpoint.fingerprint import PROGRAMS, differences, summary
-from quell.sweep.subsets import SubsetResult
-
-_ARRAYS = ("elbos", "errors", "diverged")
+from quell.fit.checkpoint.fingerprint import differences
+from quell.sweep.result import SweepRow
 
 
 class SweepFolder:
@@ -29,44 +26,40 @@ class SweepFolder:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Create the folder, or check that what it holds belongs to this sweep."""
-        self.path, self.settings_file = path, path / "sweep-settings.json"
+        self.path, file = path, path / "sweep-settings.json"
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if self._holds_results():
-                self._check_settings(settings)
-            text = json.dumps(settings, indent=1) + "\n"
-            write_atomically(self.settings_file, lambda file: file.write(text.encode()))
+            if any([*path.glob("*.result"), *path.glob("*.part")]):
+                self._refuse_others(_read_settings(file), settings)
+            write_atomically(file, lambda opened: opened.write(f"{json.dumps(settings, indent=1)}\n".encode()))
         except OSError as error:
             raise ValueError(
                 f"`out` must be a folder that can be written, got {path} ({error.strerror}); try `out='sweep'`."
             ) from None
 
-    def find(self, subset: str, variates: dict[str, Any]) -> SubsetResult | None:
-        """The result of a subset that was finished before; a file that cannot be read counts as missing.
+    def find(self, subset: str, variates: dict[str, Any]) -> tuple[SweepRow, ...]:
+        """The rows of a subset that was finished before; none where there is no file that can be read.
 
         Args:
             subset: its name.
             variates: as JSON; a finished subset with the same name and other variates is refused.
         """
-        path = self._result(subset)
+        path = self._file(subset, ".result")
         if not path.exists():
-            return None
+            return ()
         try:
-            header, arrays = read_contents(path)
-            elbos, errors, diverged = (arrays[name] for name in _ARRAYS)
-            result = SubsetResult(elbos, errors, diverged, float(header["seconds"]))
-        except (CheckpointError, KeyError, OSError) as error:
+            header, _ = read_contents(path)
+        except (CheckpointError, OSError) as error:
             warnings.warn(f"{path} cannot be read, and {subset} is fitted again: {error}", stacklevel=2)
-            return None
-        self._refuse(differences(header["variates"], variates, f"variates of {subset}"))
-        return result
+            return ()
+        self._refuse_others({f"variates of {subset}": header["variates"]}, {f"variates of {subset}": variates})
+        return tuple(SweepRow(**row | {"elbos": tuple(row["elbos"])}) for row in header["rows"])
 
-    def write(self, subset: str, variates: dict[str, Any], result: SubsetResult) -> None:
-        """Write the result of a finished subset atomically."""
-        arrays = {name: np.asarray(getattr(result, name)) for name in _ARRAYS}
-        header = {"subset": subset, "variates": variates, "seconds": result.seconds}
-        write_contents(self._result(subset), header, arrays)
-        for left in self.path.glob(f"{_file_name(subset)}-*.part"):
+    def write(self, subset: str, variates: dict[str, Any], rows: tuple[SweepRow, ...]) -> None:
+        """Write the rows of a finished subset atomically, and remove its checkpoints."""
+        header = {"variates": variates, "rows": [dataclasses.asdict(row) for row in rows]}
+        write_contents(self._file(subset, ".result"), header, {})
+        for left in self.path.glob(self._file(subset, "-*.part").name):
             left.unlink()
 
     def checkpoint(self, subset: str, num_fits: int) -> Checkpoint:
@@ -76,7 +69,7 @@ class SweepFolder:
             subset: its name.
             num_fits: padding included; a machine with another number of devices starts the subset again.
         """
-        path = self.path / f"{_file_name(subset)}-{num_fits}.part"
+        path = self._file(subset, f"-{num_fits}.part")
         if path.exists():
             try:
                 read_contents(path)
@@ -85,33 +78,21 @@ class SweepFolder:
                 path.unlink()
         return Checkpoint(path, resume=True)
 
-    def _holds_results(self) -> bool:
-        return any(any(self.path.glob(f"*.{kind}")) for kind in ("result", "part"))
+    def _refuse_others(self, there: dict[str, Any], here: dict[str, Any]) -> None:
+        if found := differences(there, here):
+            raise ValueError(
+                f"{self.path} holds a sweep with other settings: it differs in {found}; give the same settings, or "
+                "another folder."
+            )
 
-    def _check_settings(self, settings: dict[str, Any]) -> None:
-        try:
-            there = json.loads(self.settings_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise damaged(self.settings_file, str(error)) from error
-        here = json.loads(json.dumps(settings))  # tuples become lists
-        if there.get("jax") != here["jax"]:
-            skipped = {"jax", "optimizer", *PROGRAMS}
-            there, here = ({name: part[name] for name in part if name not in skipped} for part in (there, here))
-        self._refuse(differences(there, here))
-
-    def _refuse(self, found: list[str]) -> None:
-        if not found:
-            return
-        raise ValueError(
-            f"{self.path} holds a sweep with other settings: it differs in {summary(found)}; give the same settings, "
-            "or another folder."
-        )
-
-    def _result(self, subset: str) -> Path:
-        return self.path / f"{_file_name(subset)}.result"
+    def _file(self, subset: str, ending: str) -> Path:
+        """A file with a valid name that no other subset has."""
+        slug = re.sub(r"[^A-Za-z0-9+]+", "-", subset)[:40].strip("-")
+        return self.path / f"{slug}-{hashlib.sha256(subset.encode()).hexdigest()[:8]}{ending}"
 
 
-def _file_name(subset: str) -> str:
-    """A valid file name that no other subset has."""
-    slug = re.sub(r"[^A-Za-z0-9+]+", "-", subset)[:40].strip("-")
-    return f"{slug}-{hashlib.sha256(subset.encode()).hexdigest()[:8]}"
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(file, str(error)) from error

@@ -16,10 +16,10 @@ from jaxtyping import Array, Key
 
 from quell.core.checks import check_count, check_key
 from quell.core.processes import hint_if_killed, wait_for_all
-from quell.core.version import VERSION
 from quell.evaluation import Problem
 from quell.fit import FitOptions, Status
-from quell.fit.checkpoint.fingerprint import array_digest, describe
+from quell.fit.checkpoint.file import plain_array
+from quell.fit.checkpoint.fingerprint import describe
 from quell.fit.defaults import default_sampler
 from quell.fit.driver import run_plan
 from quell.fit.loop import FIT_AXIS
@@ -28,8 +28,8 @@ from quell.fit.options import SweepKeywords
 from quell.fit.plan import FitPlan
 from quell.sweep.folder import SweepFolder
 from quell.sweep.rates import Optimizer, checked_rates, optimizer_digest, states_at, with_rate_in_state
-from quell.sweep.result import SweepResult
-from quell.sweep.subsets import SubsetResult, named_subsets
+from quell.sweep.result import SweepResult, SweepRow
+from quell.sweep.subsets import named_subsets, subset_rows
 from quell.variates import ControlVariate
 
 ELBO_KEY_NUMBER = 2**32 - 2
@@ -39,8 +39,8 @@ _OF_ONE_SUBSET = ("variates", "order of the variates", "state", "optimizer", "ke
 
 _ADVICE = "Finished subsets are in the folder: start the same sweep again, and it goes on."
 
-Report = Callable[[str, SubsetResult, bool], None]
-"""Called with a subset's name, its result, and whether that was in the folder already."""
+Report = Callable[[tuple[SweepRow, ...], bool], None]
+"""Called with the rows of a subset, and whether they were in the folder already."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,21 +84,15 @@ class SweepPlan:
         rated = with_rate_in_state(optimizer)
         common = FitOptions(variates=(), optimizer=rated, **options)
         sampler = common.sampler or default_sampler(problem.model, natural=is_natural(rated))
-        found = named_subsets(subsets, problem, sampler)
-        plan = cls(problem, rates, found, num_seeds, key, optimizer, common)
-        for name in found:
-            plan.single_plan(name)  # refuses what cannot be fitted before anything is
+        plan = cls(problem, rates, named_subsets(subsets, problem, sampler), num_seeds, key, optimizer, common)
+        for name in plan.subsets:
+            plan.fit_plan(name)  # refuses what cannot be fitted before anything is
         return plan
 
     @property
     def num_fits(self) -> int:
         """Of one subset."""
         return len(self.rates) * self.num_seeds
-
-    def single_plan(self, subset: str) -> FitPlan:
-        """One of the fits of a subset, for what they have in common."""
-        options = dataclasses.replace(self.options, variates=self.subsets[subset])
-        return FitPlan.of(options, self.problem.model, self.problem.family, self.key)
 
     def fit_plan(self, subset: str, folder: SweepFolder | None = None) -> FitPlan:
         """One program for all rates and seeds of a subset, those of the first rate first.
@@ -131,18 +125,21 @@ class SweepPlan:
         if (idle := num_processes - len(self.subsets)) > 0 and process == 0:
             warnings.warn(f"Processes share the subsets, and {idle} of them have nothing to do.", stacklevel=2)
         folder = None if out is None else SweepFolder(out, self.settings())
-        found = {} if folder is None else {name: folder.find(name, self._described(name)) for name in self.subsets}
-        results: dict[str, SubsetResult] = {}
+        rows = {name: self._find(name, folder) for name in self.subsets}
         with hint_if_killed(_ADVICE, several=num_processes > 1):
             for name in list(self.subsets)[process::num_processes]:
-                kept = found.get(name)
-                results[name] = self._fit(name, folder) if kept is None else kept
+                was_there = bool(rows[name])
+                rows[name] = rows[name] or self._fit(name, folder)
                 if report is not None:
-                    report(name, results[name], kept is not None)
+                    report(rows[name], was_there)
             wait_for_all(_ADVICE)
-        complete = {name: results.get(name) or self._of_others(name, folder) for name in self.subsets}
-        rows = [row for name, result in complete.items() for row in result.rows(name, self.rates)]
-        table = SweepResult(tuple(rows), self.options.steps)
+        rows = {name: found or self._find(name, folder) for name, found in rows.items()}
+        if missing := [name for name, found in rows.items() if not found]:
+            raise ValueError(
+                f"`out` must be a folder that all processes see, got {out}, which lacks {missing[0]!r} of another "
+                "process; give one on a shared disk, and start the same sweep again."
+            )
+        table = SweepResult(tuple(row for found in rows.values() for row in found), self.options.steps)
         if out is not None and process == 0:
             table.to_json(out / "sweep.json")
             table.to_csv(out / "sweep.csv")
@@ -150,37 +147,28 @@ class SweepPlan:
 
     def settings(self) -> dict[str, Any]:
         """What all subsets have in common, as JSON."""
-        own = self.single_plan(next(iter(self.subsets))).fingerprint()
+        own = self.fit_plan(next(iter(self.subsets))).fingerprint
         return {
             "learning rates": list(self.rates),
             "seeds": self.num_seeds,
             "steps": self.options.steps,
-            "optimizer": optimizer_digest(self.optimizer, self.problem.family.init()),
-            "key": f"{jax.random.key_impl(self.key)} {array_digest(self.key)}",
-            "quell": VERSION,
-            "jax": jax.__version__,
+            "program of the optimizer": optimizer_digest(self.optimizer, self.problem.family.init()),
+            "key": f"{jax.random.key_impl(self.key)} {plain_array(self.key).tolist()}",
         } | {name: value for name, value in own.items() if name not in _OF_ONE_SUBSET}
 
-    def _fit(self, subset: str, folder: SweepFolder | None) -> SubsetResult:
+    def _find(self, subset: str, folder: SweepFolder | None) -> tuple[SweepRow, ...]:
+        return () if folder is None else folder.find(subset, self._described(subset))
+
+    def _fit(self, subset: str, folder: SweepFolder | None) -> tuple[SweepRow, ...]:
         """Run the fits of a subset; Ctrl-C leaves their checkpoint in the folder."""
         fits = run_plan(self.fit_plan(subset, folder))[: self.num_fits]
         if any(fit.status is Status.INTERRUPTED for fit in fits):
             raise KeyboardInterrupt
         key = jax.random.fold_in(self.key, ELBO_KEY_NUMBER)
-        result = SubsetResult.of(key, self.problem, fits, num_rates=len(self.rates))
+        rows = subset_rows(key, self.problem, fits, subset=subset, rates=self.rates)
         if folder is not None:
-            folder.write(subset, self._described(subset), result)
-        return result
-
-    def _of_others(self, subset: str, folder: SweepFolder | None) -> SubsetResult:
-        assert folder is not None, "several processes have one"
-        found = folder.find(subset, self._described(subset))
-        if found is None:
-            raise ValueError(
-                f"`out` must be a folder that all processes see, got {folder.path}, which lacks {subset!r} of another "
-                "process; give one on a shared disk, and start the same sweep again."
-            )
-        return found
+            folder.write(subset, self._described(subset), rows)
+        return rows
 
     def _described(self, subset: str) -> dict[str, Any]:
         return {variate.name: describe(variate) for variate in self.subsets[subset]}
@@ -189,5 +177,6 @@ class SweepPlan:
 def _spread(plan: FitPlan, mesh: Mesh) -> FitPlan:
     """The same plan with its fits over several devices; each holds all the data."""
     arrays, rest = eqx.partition(plan.algorithm, eqx.is_array)
-    everywhere = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
-    return dataclasses.replace(plan, algorithm=eqx.combine(everywhere, rest), fit_mesh=mesh)
+    arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
+    key, start = jax.device_put((plan.key, plan.start), NamedSharding(mesh, PartitionSpec(FIT_AXIS)))
+    return dataclasses.replace(plan, algorithm=eqx.combine(arrays, rest), key=key, start=start, fit_mesh=mesh)

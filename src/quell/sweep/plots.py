@@ -6,36 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from quell.core.checks import check_name
-from quell.diagnostics.theme import PALETTE, THEMES, check_matplotlib, in_theme
+from quell.diagnostics.theme import PALETTE, add_legend, finish, panels, short_name
 from quell.sweep.result import SweepRow
 
-_WIDTH, _HEIGHT = 5.4, 3.8
 _MARKERS = "osD^vPX"
 
 
 def draw_sweep(rows: Sequence[SweepRow], *, theme: str) -> Any:
     """Draw the final ELBO against the learning rate, a line and a band per subset."""
-    check_name("theme", theme, THEMES)
-    check_matplotlib()
-    from matplotlib.figure import Figure
-
-    with in_theme(theme):
-        figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
-        axes = figure.subplots()
-        names = list(dict.fromkeys(row.subset for row in rows))
+    with panels("", theme, width=5.4, height=3.8) as (figure, (axes,)):
         bottom, top = _limits(rows)
-        for number, name in enumerate(names):
+        for number, name in enumerate(dict.fromkeys(row.subset for row in rows)):
             _draw_subset(axes, number, [row for row in rows if row.subset == name], floor=2 * bottom - top)
-        axes.set(xscale="log", xlabel="learning rate", ylabel="final ELBO in nats")
+        axes.set_xscale("log")
         axes.set_ylim(bottom, top)
-        axes.tick_params(which="both", colors=THEMES[theme][1])
-        axes.grid(alpha=0.25)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        legend = figure.legend(loc="outside lower center", ncols=min(len(names), 4), fontsize="small")
-        for text in legend.get_texts():
-            text.set_parse_math(False)
+        finish(axes, "learning rate", "final ELBO in nats")
+        add_legend(figure)
     return figure
 
 
@@ -54,8 +40,7 @@ def _draw_subset(axes: Any, number: int, rows: Sequence[SweepRow], *, floor: flo
     low, high = (np.maximum([getattr(row, which) for row in rows], floor) for which in ("lowest", "highest"))
     color, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
     axes.fill_between(rates, low, high, where=np.isfinite(middle), color=color, alpha=0.2, linewidth=0)
-    label = f" {name}" if name.startswith("_") else name  # which would hide it from the legend
-    axes.plot(rates, middle, color=color, marker=marker, markersize=5, linewidth=1.8, label=label)
+    axes.plot(rates, middle, color=color, marker=marker, markersize=5, linewidth=1.8, label=short_name(name))
 
 
 def _limits(rows: Sequence[SweepRow]) -> tuple[float, float]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
@@ -27,8 +26,7 @@ def with_rate_in_state(optimizer: Optimizer) -> optax.GradientTransformation:
 
     Only the rate is injected: other numbers of the optimiser stay constants of the program.
     """
-    made = _checked(optimizer)
-    injected = optax.inject_hyperparams(lambda rate: optimizer(rate))(rate=1.0)
+    made, injected = _checked(optimizer), _at_rate(optimizer, 1.0)
     if (num_data := natural_num_data(made)) is not None:
         injected.update.num_data = num_data  # pyright: ignore[reportAttributeAccessIssue]
     return injected
@@ -36,38 +34,35 @@ def with_rate_in_state(optimizer: Optimizer) -> optax.GradientTransformation:
 
 def states_at(optimizer: Optimizer, rates: Float[Array, "fit"], params: PyTree) -> PyTree:
     """The optimiser's states before the first step, one per rate; strong types, as `init_loop` makes them."""
-
-    def at(rate: Float[Array, ""]) -> PyTree:
-        return optax.inject_hyperparams(lambda rate: optimizer(rate))(rate=rate).init(params)
-
-    states = jax.vmap(at)(rates.astype(jnp.result_type(*jax.tree.leaves(params))))
+    rates = rates.astype(jnp.result_type(*jax.tree.leaves(params)))
+    states = jax.vmap(lambda rate: _at_rate(optimizer, rate).init(params))(rates)
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype), states)
+
+
+def _at_rate(optimizer: Optimizer, rate: Any) -> optax.GradientTransformation:
+    return optax.inject_hyperparams(lambda rate: optimizer(rate))(rate=rate)
 
 
 def optimizer_digest(optimizer: Optimizer, params: PyTree) -> str:
     """A digest of the program of one step, whatever its rate."""
-
-    def step(grads: PyTree, params: PyTree) -> PyTree:
-        injected = with_rate_in_state(optimizer)
-        return injected.update(grads, injected.init(params), params)
-
-    return program_digest(step, params, params)
+    made = with_rate_in_state(optimizer)
+    return program_digest(lambda grads, params: made.update(grads, made.init(params), params), params, params)
 
 
 def checked_rates(given: Any) -> tuple[float, ...]:
     """Refuse learning rates that are not different positive numbers."""
-    listed = tuple(np.asarray(list(given)).ravel().tolist()) if isinstance(given, Iterable) else ()
-    if not listed:
+    rates = tuple(given) if isinstance(given, Iterable) else ()
+    if not rates:
         raise ValueError(
             f"`learning_rates` must be a list of at least one, got {given!r}; try `learning_rates=(0.001, 0.01, 0.1)`."
         )
-    for rate in listed:
+    for rate in rates:
         check_positive("learning_rates", rate)
-    if len(set(listed)) < len(listed):
+    if len(set(map(float, rates))) < len(rates):
         raise ValueError(
-            f"`learning_rates` must be different numbers, got {listed}; for more fits at each, try `num_seeds=`."
+            f"`learning_rates` must be different numbers, got {rates}; for more fits at each, try `num_seeds=`."
         )
-    return tuple(float(rate) for rate in listed)
+    return tuple(map(float, rates))
 
 
 def _checked(optimizer: Any) -> optax.GradientTransformation:

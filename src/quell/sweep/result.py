@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,7 @@ from quell.core.atomic import write_atomically
 from quell.core.version import VERSION
 from quell.fit.status import DivergenceError
 
-COLUMNS: tuple[str, ...] = (
-    "subset",
-    "learning_rate",
-    "num_seeds",
-    "num_diverged",
-    "median",
-    "lowest",
-    "highest",
-    "error",
-    "seconds",
-)
+COLUMNS = ["subset", "learning_rate", "num_seeds", "num_diverged", "median", "lowest", "highest", "error", "seconds"]
 """Columns of the table, and entries of a row in the files."""
 
 
@@ -56,8 +47,7 @@ class SweepRow:
     @property
     def median(self) -> float:
         """Of the ELBOs; minus infinity where half of the fits, or more, diverged."""
-        ordered = sorted(self.elbos)
-        return 0.5 * (ordered[(self.num_seeds - 1) // 2] + ordered[self.num_seeds // 2])
+        return statistics.median(self.elbos)
 
     @property
     def lowest(self) -> float:

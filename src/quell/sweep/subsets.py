@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subsets of variates by name, and the results of the fits with one of them."""
+"""Subsets of variates by name, and the rows of the fits with one of them."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Key
 
 from quell.core.checks import check_name
 from quell.diagnostics.elbo import estimate_elbo
@@ -27,51 +27,36 @@ LARGEST_ESTIMATE = 10_000_000
 _LEAST_SAMPLES, _MOST_SAMPLES = 10, 1000
 
 
-class SubsetResult(NamedTuple):
-    """Final ELBOs of all fits with one subset, by learning rate and seed.
+def subset_rows(
+    key: Key[Array, ""], problem: Problem, results: Sequence[FitResult], *, subset: str, rates: Sequence[float]
+) -> tuple[SweepRow, ...]:
+    """One row per learning rate; all fits see the same samples, so that their ELBOs compare.
 
     Args:
-        elbos: minus infinity where a fit diverged.
-        errors: their standard errors.
-        diverged: which fits did.
-        seconds: of all fits together.
+        key: for the samples.
+        problem: model and family.
+        results: of the fits, all seeds of the first rate first.
+        subset: its name.
+        rates: learning rates.
     """
+    elbos, errors = np.array([_final_elbo(key, problem, result) for result in results]).T.reshape(2, len(rates), -1)
+    diverged = np.array([result.status is Status.DIVERGED for result in results]).reshape(elbos.shape)
+    return tuple(
+        SweepRow(subset, rate, tuple(row.tolist()), int(lost.sum()), float(error.max()), results[0].seconds)
+        for rate, row, lost, error in zip(rates, elbos, diverged, errors, strict=True)
+    )
 
-    elbos: Float[np.ndarray, "rate seed"]
-    errors: Float[np.ndarray, "rate seed"]
-    diverged: Bool[np.ndarray, "rate seed"]
-    seconds: float
 
-    @classmethod
-    def of(
-        cls, key: Key[Array, ""], problem: Problem, results: Sequence[FitResult], *, num_rates: int
-    ) -> "SubsetResult":
-        """From the fits, all seeds of the first rate first; all see the same samples, so that their ELBOs compare."""
+def _final_elbo(key: Key[Array, ""], problem: Problem, result: FitResult) -> tuple[float, float]:
+    """ELBO and standard error where a fit ended; minus infinity where it diverged."""
+    if result.status is not Status.DIVERGED:
         num = int(np.clip(LARGEST_ESTIMATE // problem.model.num_data, _LEAST_SAMPLES, _MOST_SAMPLES))
-        diverged = np.array([result.status is Status.DIVERGED for result in results])
-        found = np.full((len(results), 2), (-np.inf, 0.0))
-        for number in np.flatnonzero(~diverged).tolist():
-            # On the default device, whichever they are on, so that one program serves all.
-            params = jax.tree.map(jnp.asarray, jax.device_get(results[number].params))
-            estimate = estimate_elbo(key, problem, params, num=num)
-            if np.isfinite(estimate.value):
-                found[number] = estimate.value, estimate.standard_error
-        elbos, errors, lost = (values.reshape(num_rates, -1) for values in (*found.T, diverged))
-        return cls(elbos, errors, lost, results[0].seconds)
-
-    def rows(self, subset: str, rates: Sequence[float]) -> list[SweepRow]:
-        """One row of the table per rate."""
-        return [
-            SweepRow(
-                subset=subset,
-                learning_rate=rate,
-                elbos=tuple(self.elbos[number].tolist()),
-                num_diverged=int(self.diverged[number].sum()),
-                error=float(self.errors[number].max()),
-                seconds=self.seconds,
-            )
-            for number, rate in enumerate(rates)
-        ]
+        # On the default device, whichever they are on, so that one program serves all.
+        params = jax.tree.map(jnp.asarray, jax.device_get(result.params))
+        estimate = estimate_elbo(key, problem, params, num=num)
+        if np.isfinite(estimate.value):
+            return estimate.value, estimate.standard_error
+    return -np.inf, 0.0
 
 
 def check_subset(name: str) -> None:
@@ -109,11 +94,10 @@ def _named(subset: Any, problem: Problem, sampler: Sampler) -> tuple[str, tuple[
         if subset == DEFAULT:
             return subset, default_variates(problem, sampler)
         return subset, variates(subset.split("+") if "+" in subset else subset)
-    if isinstance(subset, Iterable):
-        members = tuple(subset)
-        if all(isinstance(member, ControlVariate) for member in members):
-            return "+".join(member.name for member in members) or "none", members
-    raise TypeError(
-        f"`subsets` must be names or tuples of control variates, got {subset!r}; try "
-        "`subsets=('S7', 'c1+c7', quell.default_variates(problem))`."
-    )
+    members = tuple(subset) if isinstance(subset, Iterable) else (subset,)
+    if not all(isinstance(member, ControlVariate) for member in members):
+        raise TypeError(
+            f"`subsets` must be names or tuples of control variates, got {subset!r}; try "
+            "`subsets=('S7', 'c1+c7', quell.default_variates(problem))`."
+        )
+    return "+".join(member.name for member in members) or "none", members

@@ -10,6 +10,9 @@ from quell.evaluation import Batch, Evaluation, Problem
 from quell.families import AbstractTransport, FactoredGradient
 from quell.models.quadratic import Quadratic
 
+Values = Float[Array, "sample"]
+Latents = Float[Array, "sample latent"]
+
 
 class AbstractTerm(eqx.Module):
     r"""A gradient \(\nabla_w E_{q_w} f(Z)\), where \(f\) itself does not depend on \(w\).
@@ -38,15 +41,11 @@ class AbstractTerm(eqx.Module):
         return problem.family.sampling
 
     @abstractmethod
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         r"""\(f\) at the latents of a transport, in nats, on the minibatches or on all data."""
 
     @abstractmethod
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         r"""\(\nabla_z f\) at the latents of a transport."""
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic, expand_function
-from quell.terms.base import AbstractTerm
+from quell.terms.base import AbstractTerm, Latents, Values
 from quell.terms.expansion import average, expand_each, refuses_second_derivative
 from quell.terms.expectation import (
     Expectation,
@@ -21,7 +21,6 @@ from quell.terms.expectation import (
     sum_over_data,
 )
 
-Latents = Float[Array, "sample latent"]
 Offsets = Float[Array, "point latent"]
 
 
@@ -32,9 +31,7 @@ class Data(AbstractTerm):
     def name(self) -> str:
         return "data"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         if evaluation.reads_all(full_data=full_data):
             return sum_over_data(evaluation, lambda likelihood: likelihood, transport)
         return evaluation.map(_log_likelihood(evaluation.problem), transport, full_data=full_data)
@@ -91,9 +88,7 @@ class Prior(AbstractTerm):
     def name(self) -> str:
         return "prior"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return jax.vmap(evaluation.problem.model.prior.log_prob)(evaluation.latents(transport))
 
     def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
@@ -134,9 +129,7 @@ class Variational(AbstractTerm):
     def name(self) -> str:
         return "variational"
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         log_prob = functools.partial(evaluation.problem.family.log_prob, evaluation.params)
         return jax.vmap(log_prob)(evaluation.latents(transport))
 
@@ -174,9 +167,7 @@ class Score(AbstractTerm):
     def is_constant(self) -> bool:
         return True
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return jnp.ones_like(evaluation.latents(transport)[:, 0])
 
     def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:

@@ -4,11 +4,10 @@
 import functools
 
 import equinox as eqx
-from jaxtyping import Array, Float
 
 from quell.evaluation import Evaluation, Problem
 from quell.families import AbstractTransport, FactoredGradient
-from quell.terms.base import AbstractTerm
+from quell.terms.base import AbstractTerm, Latents, Values
 from quell.terms.elbo import Data, Prior, Variational
 
 
@@ -41,14 +40,10 @@ class Total(AbstractTerm):
     def sampling(self, problem: Problem) -> AbstractTransport:
         return self.parts[0].sampling(problem)
 
-    def values(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample"]:
+    def values(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Values:
         return self._sum([part.values(evaluation, transport, full_data=full_data) for part in self.parts])
 
-    def grads(
-        self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool
-    ) -> Float[Array, "sample latent"]:
+    def grads(self, evaluation: Evaluation, transport: AbstractTransport, *, full_data: bool) -> Latents:
         return self._sum([part.grads(evaluation, transport, full_data=full_data) for part in self.parts])
 
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:

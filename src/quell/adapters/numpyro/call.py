@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A NumPyro model together with its arguments."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,11 +13,16 @@ from jaxtyping import Array, Float
 from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
-from quell.adapters.numpyro.trace import Rows, Trace, trace_at, whole_plates
+from quell.adapters.numpyro.trace import Plates, Rows, Trace, trace_at
+
+Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Positional and keyword arguments of a model."""
 
 
-class _Array:
+class _ArrayNamed(NamedTuple):
     """Placeholder of an array among the arguments."""
+
+    name: str
 
 
 class Call(eqx.Module):
@@ -25,43 +30,39 @@ class Call(eqx.Module):
 
     Args:
         model: with NumPyro primitives.
-        arrays: among the arguments, in the order of their tree.
-        names: of the arrays, as arguments of the model.
+        arrays: among the arguments, by name: `x` for a keyword, `0` for the first position, then the path within it.
         leaves: of the arguments' tree, with a placeholder for each array.
-        treedef: of `(args, kwargs)`.
+        treedef: of the arguments.
         is_minibatch: whether the arguments are a minibatch, so that plates stay as they are.
     """
 
     model: Callable[..., Any] = eqx.field(static=True)
-    arrays: tuple[Array, ...]
-    names: tuple[str, ...] = eqx.field(static=True)
+    arrays: dict[str, Array]
     leaves: tuple[Any, ...] = eqx.field(static=True)
     treedef: Any = eqx.field(static=True)
-    is_minibatch: bool = eqx.field(static=True, default=False)
+    is_minibatch: bool = eqx.field(static=True)
 
-    @classmethod
-    def of(
-        cls, model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, is_minibatch: bool = False
-    ) -> "Call":
+    def __init__(self, model: Callable[..., Any], inputs: Inputs, *, is_minibatch: bool = False) -> None:
         """Separate the arrays from the other arguments."""
-        paths, treedef = tree_flatten_with_path((tuple(args), dict(kwargs)))
-        arrays = {_name(path): jnp.asarray(leaf) for path, leaf in paths if _is_array(leaf)}
-        leaves = tuple(_Array if _is_array(leaf) else leaf for _, leaf in paths)
-        return cls(model, tuple(arrays.values()), tuple(arrays), leaves, treedef, is_minibatch)
+        paths, self.treedef = tree_flatten_with_path((inputs[0], dict(inputs[1])))
+        named = {_name(path): leaf for path, leaf in paths}
+        self.model, self.is_minibatch = model, is_minibatch
+        self.arrays = {name: jnp.asarray(leaf) for name, leaf in named.items() if _is_array(leaf)}
+        self.leaves = tuple(_ArrayNamed(name) if _is_array(leaf) else leaf for name, leaf in named.items())
 
-    def trace(self, latents: Mapping[str, Array], rows: Rows, arrays: Sequence[Array] | None = None) -> Trace:
-        """Trace the model, with other arrays for its own if given."""
-        args, kwargs = self._arguments(self.arrays if arrays is None else arrays)
+    def trace(self, latents: Mapping[str, Array], rows: Rows, arrays: Mapping[str, Array] | None = None) -> Trace:
+        """Trace the model, with other arrays for some of its own if given."""
+        args, kwargs = self._inputs(arrays or {})
         return trace_at(self.model, args, kwargs, latents, Rows(as_written=True) if self.is_minibatch else rows)
 
     def potential_energy(self, latents: Mapping[str, Array]) -> Float[Array, ""]:
         """Minus the unconstrained log joint density, as NumPyro computes it."""
-        seeded = handlers.seed(whole_plates(self.model), rng_seed=0)
-        return jnp.asarray(potential_energy(seeded, *self._arguments(self.arrays), dict(latents)))
+        seeded, (args, kwargs) = handlers.seed(Plates(self.model, Rows()), rng_seed=0), self._inputs({})
+        return jnp.asarray(potential_energy(seeded, args, kwargs, dict(latents)))
 
-    def _arguments(self, arrays: Sequence[Array]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = iter(arrays)
-        leaves = [next(given) if leaf is _Array else leaf for leaf in self.leaves]
+    def _inputs(self, arrays: Mapping[str, Array]) -> Any:
+        given = {**self.arrays, **arrays}
+        leaves = [given[leaf.name] if isinstance(leaf, _ArrayNamed) else leaf for leaf in self.leaves]
         return jax.tree.unflatten(self.treedef, leaves)
 
 
@@ -70,6 +71,5 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    """`x` for a keyword argument, `0` for the first positional one, followed by the path within it."""
     first = path[1].idx if path[0].idx == 0 else path[1].key
     return f"{first}{keystr(path[2:])}"

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from quell.adapters.numpyro.addends import Likelihood, NumPyroData
 from quell.adapters.numpyro.call import Call
-from quell.adapters.numpyro.likelihood import Likelihood, NumPyroData
 from quell.adapters.numpyro.structure import Access, Structure, read_structure
 from quell.adapters.numpyro.trace import Rows, log_prob, plate_dims
 from quell.core.compilation import quick_jit
@@ -55,7 +55,7 @@ def choose_access(call: Call, structure: Structure) -> Likelihood:
     whole = Likelihood(call, structure, Access.GATHERED)
     if structure.num_data == 1:
         return whole
-    sliced = tuple(k for k, array in enumerate(call.arrays) if array.shape[:1] == (structure.num_data,))
+    sliced = tuple(name for name, array in call.arrays.items() if array.shape[:1] == (structure.num_data,))
     ways = [Likelihood(call, structure, Access.SLICED, sliced)] if sliced else []
     if structure.plate is not None:
         indexed = Likelihood(call, structure, Access.INDEXED)
@@ -67,27 +67,18 @@ def _agree(way: Likelihood, whole: Likelihood) -> bool:
     """Whether rows have the same likelihood as among all; an error of the model counts as no."""
     num_data = whole.structure.num_data
     index = jnp.asarray(np.unique([num_data - 1, num_data // 3]))
-    batch = jax.tree.map(lambda rows: rows[index], way.data())
     try:
-        found, expected = _rows_twice(way, batch, whole, NumPyroData({}, index), _probes(whole.structure))
+        found, expected = (_rows_at_probes(one, index) for one in (way, whole))
     except Exception:  # a model that was not written for fewer rows may raise anything
         return False
     return found.shape == expected.shape and np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @quick_jit
-def _rows_twice(
-    one: Likelihood,
-    one_batch: NumPyroData,
-    two: Likelihood,
-    two_batch: NumPyroData,
-    probes: Float[Array, "probe latent"],
-) -> tuple[Array, Array]:
-    def rows(z: Float[Array, "latent"]) -> tuple[Array, Array]:
-        latents = one.structure.unravel(z)
-        return one(latents, one_batch), two(latents, two_batch)
-
-    return jax.vmap(rows)(probes)
+def _rows_at_probes(likelihood: Likelihood, index: Array) -> Float[Array, "probe datum"]:
+    batch: NumPyroData = jax.tree.map(lambda rows: rows[index], likelihood.data())
+    structure = likelihood.structure
+    return jax.vmap(lambda z: likelihood(structure.unravel(z), batch))(_probes(structure))
 
 
 def check_joint(call: Call, structure: Structure) -> None:
@@ -96,7 +87,7 @@ def check_joint(call: Call, structure: Structure) -> None:
     Raises:
         ModelError: with the site that is not finite, or both values.
     """
-    ours, theirs = _joint_twice(call, _Static(structure), _probes(structure))
+    ours, theirs = _joint_twice(call, structure)
     if not bool(jnp.any(jnp.isfinite(ours))):
         _raise_not_finite(call, structure)
     if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True):
@@ -106,30 +97,22 @@ def check_joint(call: Call, structure: Structure) -> None:
         )
 
 
-class _Static(eqx.Module):
-    """A structure as a static argument of compiled programs."""
-
-    value: Structure = eqx.field(static=True)
-
-
 @quick_jit
-def _joint_twice(
-    call: Call, structure: _Static, probes: Float[Array, "probe latent"]
-) -> tuple[Float[Array, "probe"], Float[Array, "probe"]]:
+def _joint_twice(call: Call, structure: Structure) -> tuple[Float[Array, "probe"], Float[Array, "probe"]]:
     def joint(z: Float[Array, "latent"]) -> tuple[Array, Array]:
-        latents = structure.value.unravel(z)
+        latents = structure.unravel(z)
         trace = call.trace(latents, Rows())
-        ours = jnp.sum(structure.value.rows_of(trace)) + structure.value.rest_of(trace)
-        return ours, -call.potential_energy(latents)
+        return jnp.sum(structure.rows_of(trace)) + structure.rest_of(trace), -call.potential_energy(latents)
 
-    return jax.vmap(joint)(probes)
+    return jax.vmap(joint)(_probes(structure))
 
 
 def _raise_not_finite(call: Call, structure: Structure) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the error below says more than NumPyro's warning
         sites = call.trace(structure.unravel(_probes(structure)[0]), Rows()).sites
-        found = {name: jnp.atleast_1d(log_prob(sites[name])) for name in structure.all_sites}
+        names = structure.names + structure.data_sites + structure.other_sites
+        found = {name: jnp.atleast_1d(log_prob(sites[name])) for name in names}
     for name, values in found.items():
         if not bool(jnp.all(jnp.isfinite(values))):
             where = tuple(int(k) for k in jnp.argwhere(~jnp.isfinite(values))[0])

@@ -8,10 +8,9 @@ from typing import Any
 import equinox as eqx
 from jaxtyping import Array, Float, PyTree
 
+from quell.adapters.numpyro.addends import Likelihood, NumPyroPrior, normal_moments
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.checks import check_joint, choose_access, first_structure
-from quell.adapters.numpyro.likelihood import Likelihood
-from quell.adapters.numpyro.prior import NumPyroPrior, normal_moments
 from quell.adapters.numpyro.structure import Access, Structure
 from quell.adapters.numpyro.trace import Rows
 from quell.models import AbstractDataExpansion, AbstractModel, AbstractPrior, FunctionDataExpansion
@@ -105,7 +104,7 @@ def from_numpyro(model: Callable[..., Any], /, *args: Any, plate: str | None = N
         >>> quell.from_numpyro(coin, jnp.array([1, 1, 0]))
         NumPyroModel(plate='tosses', num_data=3, dim=1)
     """
-    call = Call.of(model, args, kwargs)
+    call = Call(model, (args, kwargs))
     structure = first_structure(call, plate)
     check_joint(call, structure)
     return build(choose_access(call, structure))

@@ -53,11 +53,6 @@ class Structure:
         """Length of the flat latent."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    @property
-    def all_sites(self) -> tuple[str, ...]:
-        """Names of latents, data and other observations."""
-        return self.names + self.data_sites + self.other_sites
-
     def unravel(self, z: Float[Array, "latent"]) -> dict[str, Float[Array, "..."]]:
         """Unconstrained values by site name."""
         values, start = {}, 0
@@ -94,8 +89,8 @@ def read_structure(trace: Trace, plate: str | None) -> Structure:
         inside, dim = _leading_axis(observed)
     else:
         inside = [site for site in observed if name in plate_dims(site)]
-        dim = plate_dims(inside[0])[name] if inside else None
-    num_data = jnp.shape(log_prob(inside[0]))[dim] if inside and dim is not None else 1
+        dim = plate_dims(inside[0])[name]
+    num_data = 1 if dim is None else jnp.shape(log_prob(inside[0]))[dim]
     chosen = [site["name"] for site in inside]
     return Structure(
         names=tuple(site["name"] for site in latents),

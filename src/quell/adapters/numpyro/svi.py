@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control variates in a NumPyro script, by changing one line."""
 
-import contextlib
 import dataclasses
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +15,7 @@ from numpyro import infer, optim
 from numpyro.infer import elbo
 
 from quell.adapters.numpyro import family_ensemble
+from quell.adapters.numpyro.call import Inputs
 from quell.adapters.numpyro.family_ensemble import FamilyEnsemble
 from quell.adapters.numpyro.trace_ensemble import TraceEnsemble
 from quell.combine import Rule
@@ -99,20 +99,7 @@ class EnsembleELBO(elbo.ELBO):
     ) -> Float[Array, ""]:
         """The loss for NumPyro's own `SVI`, where weights are not learned."""
         _warn_once()
-        return self.value(rng_key, param_map, model, guide, args, kwargs)
-
-    def value(
-        self,
-        rng_key: Key[Array, ""],
-        param_map: dict[str, Array],
-        model: Callable[..., Any],
-        guide: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Float[Array, ""]:
-        """Minus the ELBO at new samples; its gradient is sticking the landing."""
-        ensemble = self.generic(model, guide)
-        return ensemble.stick_the_landing(rng_key, param_map, args, kwargs)
+        return self.generic(model, guide).stick_the_landing(rng_key, param_map, (args, kwargs))
 
 
 @functools.cache
@@ -164,62 +151,46 @@ class SVI(infer.SVI):
                 f"Model and guide must have no mutable sites, got {list(state.mutable_state)}; try "
                 "`numpyro.infer.Trace_ELBO`."
             )
-        params, everything = self.get_params(state), {**kwargs, **self.static_kwargs}
+        params, inputs = self.get_params(state), self._inputs(args, kwargs)
         self._ensemble = self.loss.ensemble(self.model, self.guide)
         try:
-            learned = self._ensemble.init(params, args, everything)
+            learned = self._ensemble.init(params, inputs)
         except ModelError as error:  # for example a model with `param` sites
             if self.loss.variates is not None:
                 raise
             warnings.warn(f"Using the variates for any guide, because: {error}", stacklevel=2)
             self._ensemble = self.loss.generic(self.model, self.guide)
-            learned = self._ensemble.init(params, args, everything)
+            learned = self._ensemble.init(params, inputs)
         return EnsembleSVIState(state.optim_state, None, state.rng_key, learned)
 
-    def update(self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any) -> Any:
+    def update(self, svi_state: Any, *args: Any, **kwargs: Any) -> Any:
         """One step: the new state and the loss."""
         if self._ensemble is None:
-            return super().update(svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs)
-        optimise = functools.partial(
-            self.optim.eval_and_update, forward_mode_differentiation=forward_mode_differentiation
-        )
-        return self._step(optimise, svi_state, args, kwargs)
+            return super().update(svi_state, *args, **kwargs)
+        return self._step(self._ensemble, self.optim.eval_and_update, svi_state, self._inputs(args, kwargs))
 
-    def stable_update(
-        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
-    ) -> Any:
+    def stable_update(self, svi_state: Any, *args: Any, **kwargs: Any) -> Any:
         """One step, which is skipped if the loss or its gradient is not finite."""
         if self._ensemble is None:
-            return super().stable_update(
-                svi_state, *args, forward_mode_differentiation=forward_mode_differentiation, **kwargs
-            )
-        optimise = functools.partial(
-            self.optim.eval_and_stable_update, forward_mode_differentiation=forward_mode_differentiation
-        )
-        state, loss = self._step(optimise, svi_state, args, kwargs)
+            return super().stable_update(svi_state, *args, **kwargs)
+        inputs = self._inputs(args, kwargs)
+        state, loss = self._step(self._ensemble, self.optim.eval_and_stable_update, svi_state, inputs)
         taken = jnp.isfinite(loss)
         kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), state.ensemble, svi_state.ensemble)
         return state._replace(ensemble=kept), loss
 
     def run(self, rng_key: Any, num_steps: int, *args: Any, init_state: Any = None, **kwargs: Any) -> Any:
         """Many steps with the same arguments; options and result are those of `numpyro.infer.SVI.run`."""
+        if not isinstance(self.loss, EnsembleELBO):
+            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
         if isinstance(init_state, EnsembleSVIState) and isinstance(self._ensemble, FamilyEnsemble):
             options = inspect.signature(infer.SVI.run).parameters
-            given = {name: value for name, value in kwargs.items() if name not in options}
-            everything = {**given, **self.static_kwargs}  # the state may come from steps on other data
-            init_state = init_state._replace(ensemble=self._ensemble.forget_data(init_state.ensemble, args, everything))
-        with self._same_data():
-            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
-
-    @contextlib.contextmanager
-    def _same_data(self) -> Iterator[None]:
-        """A context in which all steps have the same arguments."""
-        if not isinstance(self.loss, EnsembleELBO):
-            yield
-            return
+            inputs = self._inputs(args, {name: value for name, value in kwargs.items() if name not in options})
+            kept = self._ensemble.forget_data(init_state.ensemble, inputs)
+            init_state = init_state._replace(ensemble=kept)  # the state may come from steps on other data
         promised, self.loss.same_data = self.loss.same_data, True
         try:
-            yield
+            return super().run(rng_key, num_steps, *args, init_state=init_state, **kwargs)
         finally:
             self.loss.same_data = promised
 
@@ -228,8 +199,8 @@ class SVI(infer.SVI):
         if self._ensemble is None:
             return super().evaluate(svi_state, *args, **kwargs)
         _, key = jax.random.split(svi_state.rng_key)
-        everything = {**kwargs, **self.static_kwargs}
-        return self.loss.value(key, self.get_params(svi_state), self.model, self.guide, args, everything)
+        generic = self.loss.generic(self.model, self.guide)
+        return generic.stick_the_landing(key, self.get_params(svi_state), self._inputs(args, kwargs))
 
     def weights(self, svi_state: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """The weights of the variates that the next step will use, by name."""
@@ -238,33 +209,33 @@ class SVI(infer.SVI):
                 "`weights` needs an `EnsembleELBO` and a call of `init` or `run` before; try "
                 "`SVI(model, guide, optim, loss=EnsembleELBO())`."
             )
-        params, everything = self.get_params(svi_state), {**kwargs, **self.static_kwargs}
-        return self._ensemble.weights(params, svi_state.ensemble, args, everything)
+        return self._ensemble.weights(self.get_params(svi_state), svi_state.ensemble, self._inputs(args, kwargs))
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+        """The arguments of model and guide, without the mode of differentiation, which is always reverse."""
+        own = {name: value for name, value in kwargs.items() if name != "forward_mode_differentiation"}
+        return args, {**own, **self.static_kwargs}
 
     def _step(
-        self, optimise: Callable[..., Any], state: EnsembleSVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        ensemble: FamilyEnsemble | TraceEnsemble,
+        optimise: Callable[..., Any],
+        state: EnsembleSVIState,
+        inputs: Inputs,
     ) -> tuple[EnsembleSVIState, Float[Array, ""]]:
-        rng_key, loss_fn = self._loss_fn(state, args, kwargs)
-        (loss, learned), optim_state = optimise(loss_fn, state.optim_state)
-        return EnsembleSVIState(optim_state, None, rng_key, learned), loss
-
-    def _loss_fn(
-        self, state: EnsembleSVIState, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Key[Array, ""], Callable[[PyTree], tuple[Float[Array, ""], PyTree]]]:
-        """A function of the unconstrained parameters whose gradient is the combined one."""
-        assert self._ensemble is not None, "set by `init`"
-        assert self.constrain_fn is not None, "set by `init`"
+        """One step of an optimiser on a function of the unconstrained parameters whose gradient is the combined one."""
+        constrain: Any = self.constrain_fn  # set by `init`
         rng_key, step_key = jax.random.split(state.rng_key)
-        ensemble, constrain, everything = self._ensemble, self.constrain_fn, {**kwargs, **self.static_kwargs}
         if isinstance(ensemble, FamilyEnsemble):
             ensemble = dataclasses.replace(ensemble, same_data=self.loss.same_data)
 
         def loss_fn(unconstrained: PyTree) -> tuple[Float[Array, ""], PyTree]:
             held = jax.lax.stop_gradient(unconstrained)
             params, pull_back = jax.vjp(constrain, held)
-            loss, grads, learned = ensemble.update(step_key, params, state.ensemble, args, everything)
+            loss, grads, learned = ensemble.update(step_key, params, state.ensemble, inputs)
             (grad,) = pull_back(grads)
             linear = jax.tree.map(lambda g, u, h: jnp.vdot(jax.lax.stop_gradient(g), u - h), grad, unconstrained, held)
             return jax.lax.stop_gradient(loss) + sum(jax.tree.leaves(linear)), jax.lax.stop_gradient(learned)
 
-        return rng_key, loss_fn
+        (loss, learned), optim_state = optimise(loss_fn, state.optim_state)
+        return EnsembleSVIState(optim_state, None, rng_key, learned), loss

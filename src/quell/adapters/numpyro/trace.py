@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import ExpandedDistribution, Independent, biject_to
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer import init_to_uniform
 from numpyro.primitives import Messenger
@@ -47,7 +47,7 @@ class Rows:
     as_written: bool = False
 
 
-class _Plates(Messenger):
+class Plates(Messenger):
     """Sets the rows of every plate, so that none draws rows at random."""
 
     def __init__(self, fn: Callable[..., Any], rows: Rows) -> None:
@@ -61,9 +61,9 @@ class _Plates(Messenger):
         self.sizes[msg["name"]] = size, _ = msg["args"]
         if self.rows.as_written:
             return
-        index = self._index(msg["name"])
-        msg["value"] = jnp.arange(size) if index is None else index
-        msg["args"] = (size, msg["value"].shape[0])
+        index = self.rows.index if msg["name"] == self.rows.plate and not self.rows.is_sliced else None
+        rows = jnp.arange(size) if index is None else index
+        msg["value"], msg["args"] = rows, (size, rows.shape[0])
 
     def postprocess_message(self, msg: Site) -> None:
         """Reorder the rows of a plate that has as many rows as it subsamples, which NumPyro leaves in their order."""
@@ -74,14 +74,6 @@ class _Plates(Messenger):
         shape = jnp.shape(msg["value"])
         if len(shape) >= -axis and shape[axis] == index.shape[0]:
             msg["value"] = jnp.take(msg["value"], index, axis=axis)
-
-    def _index(self, name: str) -> Int[Array, "row"] | None:
-        return self.rows.index if name == self.rows.plate and not self.rows.is_sliced else None
-
-
-def whole_plates(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The model without subsampling."""
-    return _Plates(model, Rows())
 
 
 def trace_at(
@@ -110,7 +102,7 @@ def trace_at(
             return None if site["fn"].support.is_discrete else init_to_uniform(site)
         return biject_to(site["fn"].support)(_seen(site, latents[site["name"]], rows))
 
-    plates = _Plates(handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=substitute), rows)
+    plates = Plates(handlers.substitute(handlers.seed(model, rng_seed=0), substitute_fn=substitute), rows)
     trace = handlers.trace(plates).get_trace(*args, **kwargs)
     for name, value in latents.items():
         trace[name]["log_det"] = _log_det(trace[name], _seen(trace[name], value, rows))
@@ -153,11 +145,11 @@ def is_latent(site: Site) -> bool:
     return site["type"] == "sample" and not site["is_observed"]
 
 
-def is_real(support: Any) -> bool:
-    """Whether a support is the real line, without a transform."""
-    return support is constraints.real or (
-        isinstance(support, constraints.independent) and support.base_constraint is constraints.real
-    )
+def base_distribution(fn: Any) -> Any:
+    """A distribution without the batch and event shapes that `expand` and `to_event` gave it."""
+    while isinstance(fn, Independent | ExpandedDistribution):
+        fn = fn.base_dist
+    return fn
 
 
 def plate_dims(site: Site) -> dict[str, int]:

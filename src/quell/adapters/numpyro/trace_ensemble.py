@@ -14,10 +14,11 @@ from jaxtyping import Array, Float, Key, PyTree
 from numpyro import handlers
 from numpyro.infer.util import get_importance_trace
 
+from quell.adapters.numpyro.call import Inputs
+from quell.adapters.numpyro.trace import Site, base_distribution
 from quell.combine import MomentState, Rule, finite_rows
 
 Params = Mapping[str, Array]
-Site = dict[str, Any]
 
 MOST_SITES = 16
 """With more sites than this, their scores are added up to one variate."""
@@ -36,12 +37,6 @@ class TraceEnsemble:
       Kullback-Leibler divergence, if NumPyro has it and model and guide have their sites in the same order.
     - `entropy(site)`: the same for \(\log q\) alone, if NumPyro has the entropy but not the divergence.
 
-    Attributes:
-        model: with NumPyro primitives.
-        guide: with NumPyro primitives.
-        num_particles: per step.
-        rule: how the weights are learned.
-
     Bias: none.
     Cost: one backward pass through the densities of the sites per variate.
 
@@ -53,45 +48,36 @@ class TraceEnsemble:
     num_particles: int
     rule: Rule
 
-    def init(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MomentState:
+    def init(self, params: Params, inputs: Inputs) -> MomentState:
         """The state before the first step."""
         if self.rule.metric == "natural":
             raise ValueError(
                 "`metric` must be 'euclidean' for a guide whose Fisher metric is unknown, got 'natural'; try "
                 "`Rule(metric='euclidean')`, or `AutoNormal`, `AutoDiagonalNormal` or `AutoMultivariateNormal`."
             )
-        num_variates, dtype = len(self.names(params, args, kwargs)), ravel_pytree(dict(params))[0].dtype
-        return self.rule.init(num_variates, dtype, num_leaves=len(params))
+        dtype = jnp.result_type(*params.values())
+        return self.rule.init(len(self.names(params, inputs)), dtype, num_leaves=len(params))
 
-    def names(self, params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    def names(self, params: Params, inputs: Inputs) -> tuple[str, ...]:
         """Of the variates, in the order of the weights."""
         found: list[str] = []
-
-        def note(given: Params) -> None:
-            found.extend(self.particle(jax.random.key(0), given, args, kwargs).variates())
-
-        jax.eval_shape(note, dict(params))
+        jax.eval_shape(lambda given: found.extend(self.particle(jax.random.key(0), given, inputs).variates()), params)
         return tuple(found)
 
     def update(
-        self,
-        key: Key[Array, ""],
-        params: Params,
-        state: MomentState,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, key: Key[Array, ""], params: Params, state: MomentState, inputs: Inputs
     ) -> tuple[Float[Array, ""], PyTree, MomentState]:
         """The loss, its gradient with respect to the constrained parameters, and the next state."""
         flat, unflatten = ravel_pytree(dict(params))
 
         def values(vector: Array, one: Key[Array, ""]) -> tuple[Float[Array, "joint"], tuple[Array, Array]]:
-            particle = self.particle(one, unflatten(vector), args, kwargs)
+            particle = self.particle(one, unflatten(vector), inputs)
             stacked = jnp.stack([particle.surrogate(), *particle.variates().values()])
             return stacked, (particle.elbo, particle.num_data)
 
         keys = jax.random.split(key, self.num_particles)
         grads, (elbos, num_data) = jax.vmap(jax.jacrev(values, has_aux=True), (None, 0))(flat, keys)
-        blocks = jnp.split(grads, self._ends(params), axis=-1)
+        blocks = jnp.split(grads, list(itertools.accumulate(self._sizes(params)))[:-1], axis=-1)
         joints = [jnp.einsum("rip,rjp->ij", block, block) for block in blocks]
         joint = (jnp.stack(joints) if self.rule.by_leaf else joints[0]) / (self.num_particles * num_data[0] ** 2)
         keep = jnp.all(jnp.atleast_2d(finite_rows(joint)), axis=0)[1:]
@@ -102,42 +88,36 @@ class TraceEnsemble:
         )
         return -jnp.mean(elbos), unflatten(-total), self.rule.observe(state, joint)
 
-    def particle(
-        self, key: Key[Array, ""], params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> "Particle":
+    def particle(self, key: Key[Array, ""], params: Params, inputs: Inputs) -> "Particle":
         """One sample."""
-        return Particle(self.model, self.guide, key, params, args, kwargs)
+        return Particle(self.model, self.guide, key, params, inputs)
 
-    def weights(
-        self, params: Params, state: MomentState, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> dict[str, Array]:
+    def weights(self, params: Params, state: MomentState, inputs: Inputs) -> dict[str, Array]:
         """The weights that the next step will use, by name."""
-        names = self.names(params, args, kwargs)
+        names = self.names(params, inputs)
         if self.rule.by_leaf:
             names = tuple(f"{name}[{leaf}]" for leaf in sorted(params) for name in names)
         return dict(zip(names, self._weights(params, state).ravel(), strict=True))
 
-    def stick_the_landing(
-        self, key: Key[Array, ""], params: Params, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Float[Array, ""]:
+    def stick_the_landing(self, key: Key[Array, ""], params: Params, inputs: Inputs) -> Float[Array, ""]:
         """Minus the ELBO, with a gradient without the scores of reparameterized sites."""
 
         def value(one: Key[Array, ""]) -> Float[Array, ""]:
-            particle = self.particle(one, params, args, kwargs)
-            return _with_gradient_of(particle.elbo, particle.surrogate() + particle.path_scores())
+            particle = self.particle(one, params, inputs)
+            surrogate = particle.surrogate() + particle.path_scores()
+            return jax.lax.stop_gradient(particle.elbo - surrogate) + surrogate
 
         return -jnp.mean(jax.vmap(value)(jax.random.split(key, self.num_particles)))
 
     def _weights(self, params: Params, state: MomentState) -> Float[Array, "*leaf variate"]:
-        sizes = [jnp.size(params[name]) for name in sorted(params)]
-        num_params = sizes if self.rule.by_leaf else sum(sizes)
+        sizes = self._sizes(params)
+        num_params = sizes if self.rule.by_leaf else sizes[0]
         return self.rule.weights(state, num_units=self.num_particles, num_params=num_params)
 
-    def _ends(self, params: Params) -> list[int]:
-        """Where the flat gradient is split: after each parameter, or nowhere."""
-        if not self.rule.by_leaf:
-            return []
-        return list(itertools.accumulate(jnp.size(params[name]) for name in sorted(params)))[:-1]
+    def _sizes(self, params: Params) -> list[int]:
+        """Lengths of the parts of the flat gradient that have weights of their own."""
+        sizes = [jnp.size(params[name]) for name in sorted(params)]
+        return sizes if self.rule.by_leaf else [sum(sizes)]
 
 
 class Particle:
@@ -149,11 +129,10 @@ class Particle:
         guide: Callable[..., Any],
         key: Key[Array, ""],
         params: Params,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        inputs: Inputs,
     ) -> None:
         """Run guide and model."""
-        model_key, guide_key = jax.random.split(key)
+        (args, kwargs), (model_key, guide_key) = inputs, jax.random.split(key)
         seeded = handlers.seed(guide, guide_key)
         self.model_sites, guide_sites = get_importance_trace(
             handlers.seed(model, model_key), seeded, args, kwargs, params
@@ -186,20 +165,24 @@ class Particle:
 
     def path_scores(self) -> Float[Array, ""]:
         """Scores of the reparameterized sites, scaled as in the ELBO, where adding them cancels them."""
-        names = [name for name, site in self.guide_sites.items() if site["fn"].has_rsample and not _is_delta(site)]
-        scores = {name: _known(self._held_log_prob, name) for name in names}
-        scaled = [_scaled(score, self.guide_sites[name]) for name, score in scores.items() if score is not None]
+        sites = self.guide_sites
+        scaled = [
+            _scaled(score, sites[name]) for name, score in self._scores().items() if sites[name]["fn"].has_rsample
+        ]
         return sum(scaled, jnp.zeros(()))
 
     def variates(self) -> dict[str, Float[Array, ""]]:
         """The functions whose gradients are the variates."""
-        return self._scores() | self._expectations()
+        scores = {f"score({name})": value for name, value in self._scores().items()}
+        if len(scores) > MOST_SITES:
+            scores = {"score": sum(scores.values(), jnp.zeros(()))}
+        return scores | self._expectations()
 
     def _scores(self) -> dict[str, Float[Array, ""]]:
-        names = [name for name, site in self.guide_sites.items() if not _is_delta(site)]
-        found = {name: _known(self._held_log_prob, name) for name in names}  # a flow may have no inverse
-        scores = {f"score({name})": value for name, value in found.items() if value is not None}
-        return scores if len(scores) <= MOST_SITES else {"score": sum(scores.values(), jnp.zeros(()))}
+        """Log densities of the sites at fixed latents, if they have one; a flow may have no inverse."""
+        held = {name: self.held_sites[name] for name, site in self.guide_sites.items() if not _is_delta(site)}
+        found = {name: _known(site["fn"].log_prob, site["value"]) for name, site in held.items()}
+        return {name: jnp.sum(value) for name, value in found.items() if value is not None}
 
     def _expectations(self) -> dict[str, Float[Array, ""]]:
         """For each site, a sampled value minus its expectation, if NumPyro has it in closed form."""
@@ -209,20 +192,16 @@ class Particle:
         found = {}
         same_order = in_model == [name for name in self.guide_sites if name in in_model]
         for name, site in self.guide_sites.items():
-            prior = self.model_sites[name] if same_order and name in self.model_sites else None
-            if prior is not None and not _same_scale(prior["scale"], site["scale"]):
-                prior = None
-            kl = None if prior is None else _known(dist.kl_divergence, site["fn"], prior["fn"])
-            if prior is not None and kl is not None:
-                sampled = jnp.sum(site["log_prob"]) - jnp.sum(prior["log_prob"])
-                found[f"kl({name})"] = sampled - _scaled(kl, site)
-            elif (entropy := _known(lambda fn: fn.entropy(), site["fn"])) is not None:
+            prior = self.model_sites.get(name) if same_order else None
+            if prior is not None and _same_scale(prior["scale"], site["scale"]):
+                kl = _known(dist.kl_divergence, site["fn"], prior["fn"])
+                if kl is not None:
+                    sampled = jnp.sum(site["log_prob"]) - jnp.sum(prior["log_prob"])
+                    found[f"kl({name})"] = sampled - _scaled(kl, site)
+                    continue
+            if (entropy := _known(site["fn"].entropy)) is not None:
                 found[f"entropy({name})"] = jnp.sum(site["log_prob"]) + _scaled(entropy, site)
         return found
-
-    def _held_log_prob(self, name: str) -> Float[Array, ""]:
-        site = self.held_sites[name]
-        return jnp.sum(site["fn"].log_prob(site["value"]))
 
 
 def _known(function: Callable[..., Array], *args: Any) -> Array | None:
@@ -242,11 +221,4 @@ def _scaled(values: Array, site: Site) -> Float[Array, ""]:
 
 
 def _is_delta(site: Site) -> bool:
-    fn = site["fn"]
-    while isinstance(fn, dist.Independent | dist.ExpandedDistribution):
-        fn = fn.base_dist
-    return isinstance(fn, dist.Delta)
-
-
-def _with_gradient_of(value: Array, surrogate: Array) -> Array:
-    return jax.lax.stop_gradient(value) + surrogate - jax.lax.stop_gradient(surrogate)
+    return isinstance(base_distribution(site["fn"]), dist.Delta)

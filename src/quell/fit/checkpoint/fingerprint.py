@@ -2,6 +2,7 @@
 """The fingerprint of a fit: what a checkpoint must have in common with the fit that resumes it."""
 
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Mapping
@@ -13,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree, UInt32
 
+from quell.core.version import VERSION
 from quell.data import DiskRows
 from quell.data.access import like_rows
+from quell.fit.checkpoint.file import named, plain_array
 from quell.gradient import Gradient
-from quell.models import AbstractModel
 
-PROGRAMS = ("log-likelihood", "log-prior")
+PROGRAMS = ("log-likelihood", "log-prior", "program of the optimizer")
 """Entries that are digests of traced programs: another version of JAX may write the same program differently."""
 
 _MOST_NAMED = 5
@@ -39,8 +41,10 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
     model = gradient.problem.model
     latent, batch = jax.eval_shape(lambda: jnp.zeros(model.dim)), like_rows(model.data, 3)
     return {
+        "quell": VERSION,
+        "jax": jax.__version__,
         "model": {"class": _class_name(model), "dim": model.dim, "num_data": model.num_data},
-        "data": _disk_digest(model.data) if isinstance(model.data, DiskRows) else named(model.data, rows_digest),
+        "data": _disk_digest(model.data) if isinstance(model.data, DiskRows) else named(model.data, array_digest),
         "log-likelihood": program_digest(model.log_likelihood, latent, batch),
         "log-prior": program_digest(model.prior.log_prob, latent),
         "family": describe(gradient.problem.family),
@@ -54,19 +58,29 @@ def fingerprint(gradient: Gradient, key: Key[Array, "*fit"], state: PyTree) -> d
     }
 
 
-def differences(there: Any, here: Any, name: str = "") -> list[str]:
-    """Every place where two fingerprints differ, in words."""
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Where two fingerprints differ, in words; empty where they do not.
+
+    Programs are compared only where one version of JAX has written both.
+    """
+    skipped = () if there.get("jax") == here.get("jax") else ("jax", *PROGRAMS)
+    kept = ({name: one[name] for name in one if name not in skipped} for one in (there, here))
+    found = _differences(*kept, name="")
+    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    return "; ".join(found[:_MOST_NAMED]) + more
+
+
+def _differences(there: Any, here: Any, name: str) -> list[str]:
     if isinstance(there, dict) and isinstance(here, dict):
-        keys = list(dict.fromkeys([*there, *here]))
-        found = [differences(there.get(key), here.get(key), f"{name}, {key}" if name else key) for key in keys]
+        keys = dict.fromkeys([*there, *here])
+        found = [_differences(there.get(key), here.get(key), f"{name}, {key}" if name else key) for key in keys]
         return [one for several in found for one in several]
     return [] if there == here else [f"{name} ({_short(there)} there, {_short(here)} here)"]
 
 
-def summary(found: list[str]) -> str:
-    """Differences for an error: the first few, and how many more."""
-    more = f"; and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
-    return "; ".join(found[:_MOST_NAMED]) + more
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def describe(value: Any) -> Any:
@@ -85,50 +99,19 @@ def describe(value: Any) -> Any:
     return getattr(value, "__qualname__", None) or _without_place(repr(value))
 
 
-def named(tree: PyTree, function: Callable[[Any], Any]) -> dict[str, Any]:
-    """The leaves of a tree by their path, each passed through a function."""
-    return {jax.tree_util.keystr(path): function(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def plain_array(leaf: Any) -> np.ndarray:
-    """A leaf as a NumPy array; of a typed key, its bits."""
-    is_key = isinstance(leaf, Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-
 def array_digest(leaf: Any) -> str:
-    """Dtype, shape and a digest of the values."""
-    array = np.ascontiguousarray(plain_array(leaf))
-    return f"{_shape(leaf)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-
-
-def _disk_digest(rows: DiskRows) -> dict[str, str]:
-    """Of the files, and of the function that prepares their rows."""
-    if rows.prepare is None:
-        return rows.digest
-    return rows.digest | {"prepare": program_digest(rows.prepare, rows.like_raw(3))}
-
-
-def rows_digest(leaf: Any) -> str:
-    """A digest in integers that each device sums over its own rows: the same however they are sharded."""
+    """Dtype, shape and a digest in integers that each device sums over its own rows, however they are sharded."""
     return f"{_shape(leaf)} {''.join(f'{int(word):08x}' for word in _sums_of_bits(leaf))}"
 
 
 @jax.jit
 def _sums_of_bits(leaf: Array) -> UInt32[Array, "word"]:
     """Two sums over all words, each hashed together with its position."""
-    size = leaf.dtype.itemsize
-    if leaf.dtype == bool:
-        words = leaf.astype(jnp.uint32)
-    elif size >= 4:
-        words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
-    else:
-        words = jax.lax.bitcast_convert_type(leaf, {1: jnp.uint8, 2: jnp.uint16}[size]).astype(jnp.uint32)
-    place = jnp.zeros(words.shape, jnp.uint32)
-    for axis in range(words.ndim):
-        here = jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-        place = _hashed(place * jnp.uint32(31) + here)
-    first = _hashed(words ^ place)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(leaf.dtype.itemsize, jnp.uint32)
+    words = leaf if leaf.dtype == bool else jax.lax.bitcast_convert_type(leaf, unsigned)
+    places = [jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis) for axis in range(words.ndim)]
+    place = functools.reduce(lambda before, here: _hashed(before * 31 + here), places, jnp.uint32(0))
+    first = _hashed(words.astype(jnp.uint32) ^ place)
     return jnp.stack([jnp.sum(first, dtype=jnp.uint32), jnp.sum(_hashed(first + place), dtype=jnp.uint32)])
 
 
@@ -138,17 +121,21 @@ def _hashed(words: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return words ^ (words >> 16)
 
 
-def _shape(leaf: Any) -> str:
-    return f"{leaf.dtype}{list(leaf.shape)}"
-
-
 def program_digest(function: Callable[..., Any], *shapes: Any) -> str:
     """A digest of what JAX traces from a function, with its constants."""
     traced = jax.make_jaxpr(function)(*shapes)
-    digest = hashlib.sha256(_without_place(str(traced.jaxpr)).encode())
-    for constant in traced.consts:
-        digest.update(array_digest(jnp.asarray(constant)).encode())
-    return digest.hexdigest()[:16]
+    texts = [_without_place(str(traced.jaxpr)), *(array_digest(jnp.asarray(constant)) for constant in traced.consts)]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()[:16]
+
+
+def _disk_digest(rows: DiskRows) -> dict[str, str]:
+    """Of the files, and of the function that prepares their rows."""
+    prepare = {} if rows.prepare is None else {"prepare": program_digest(rows.prepare, rows.like_raw(3))}
+    return rows.digest | prepare
+
+
+def _shape(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}"
 
 
 def _without_place(text: str) -> str:
@@ -156,10 +143,5 @@ def _without_place(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+|\n *ctx_mesh=.*", "", text)
 
 
-def _class_name(value: AbstractModel | Any) -> str:
+def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,83 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where and how often a fit is written to disk."""
+"""The snapshots of a fit, written to its checkpoint and read from it."""
 
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import equinox as eqx
+import numpy as np
 
-from quell.core.checks import check_count, check_positive
 from quell.core.processes import first_does, is_first, is_there
-from quell.fit.checkpoint.file import CheckpointError, Snapshot, check_version, read_contents
+from quell.fit.checkpoint.file import CheckpointError, named, plain_array, read_contents, restored, write_contents
+from quell.fit.checkpoint.fingerprint import differences
+from quell.fit.checkpoint.settings import Checkpoint
+from quell.fit.history import History
+from quell.fit.plan import ANNEALED, FitPlan
+from quell.fit.step import LoopState
 
-_DEFAULT_MINUTES = 1.0
 
-
-class Checkpoint(eqx.Module):
-    """A file that a fit can be resumed from, bit for bit as if it had not been interrupted.
-
-    It is written at the start, every so many steps or minutes, on Ctrl-C, on any error, and at the end, always
-    atomically: a process killed while it writes leaves the previous file. It holds parameters, the optimiser's state,
-    moments, the states of the approximations, the history, and a fingerprint of the fit: a checkpoint of other data, of
-    another model, family, sampler or key, or of other variates is refused, with what differs. Settings inside an
-    optimiser, such as its learning rate, cannot be compared: give the same. The number of devices and processes may
-    change; then the fit is the same to rounding. Of several processes the first reads and writes the file.
-
-    To resume, call the same fit with `resume=True`. It may have more `steps` than before, unless its optimiser depends
-    on them, as the default one does for families that are not Gaussian and for a fit with `result.choice.anneals`. What
-    was chosen automatically is kept. There is no pickle in the file.
-
-    Cost: each time the whole file is written: the state, about 30 to 100 bytes per step so far, and 10 per variate and
-    step. That is 10 MB for 100 000 steps with seven variates; leave some seconds between two checkpoints.
+class Snapshot(NamedTuple):
+    """All that a fit needs to go on.
 
     Args:
-        path: of the file; its folder must exist.
-        every_steps: steps between two checkpoints.
-        every_minutes: minutes between two checkpoints; 1 where neither is given.
-        resume: resume from the file if it exists, and start from the beginning if not. Without it an existing file is
-            an error, and is left alone.
-
-    Example:
-        >>> import jax, pathlib, quell, tempfile
-        >>> model = quell.logistic_regression([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]], [0, 1, 1])
-        >>> path = pathlib.Path(tempfile.mkdtemp()) / "fit.quell"
-        >>> options = dict(variates=(), steps=200, key=jax.random.key(0))
-        >>> once = quell.fit(model, quell.MeanField(2), checkpoint=quell.Checkpoint(path, every_steps=100), **options)
-        >>> again = quell.fit(model, quell.MeanField(2), checkpoint=quell.Checkpoint(path, resume=True), **options)
-        >>> bool((once.params.loc == again.params.loc).all())
-        True
+        plan: of the fit, which the noise check may have changed.
+        state: of the loop; with a leading axis for several fits.
+        pieces: for each fit, consecutive histories.
+        seconds: spent so far.
     """
 
-    path: Path = eqx.field(converter=Path)
-    every_steps: int | None = None
-    every_minutes: float | None = None
-    resume: bool = False
+    plan: FitPlan
+    state: LoopState
+    pieces: tuple[tuple[History, ...], ...]
+    seconds: float
 
-    def __check_init__(self) -> None:
-        """Refuse intervals that are not positive."""
-        if self.every_steps is not None:
-            check_count("every_steps", self.every_steps)
-        if self.every_minutes is not None:
-            check_positive("every_minutes", self.every_minutes)
-
-    def read_choice(self) -> dict[str, Any] | None:
-        """The automatic choice of the fit that is to be resumed; `None` where there is nothing to resume."""
-        if not (self.resume and is_there(self.path)):
-            return None
-        header, _ = read_contents(self.path)
-        check_version(self.path, header)
-        return header["choice"]
+    @classmethod
+    def first(cls, plan: FitPlan) -> "Snapshot":
+        """The snapshot before the first step."""
+        gradient = plan.algorithm.gradient
+        none = History.empty(len(gradient.variates), len(gradient.weight_names))
+        return cls(plan, plan.start, ((none,),) * plan.key.size, 0.0)
 
     @property
-    def seconds_between(self) -> float | None:
-        """Seconds between two checkpoints, where the clock decides."""
-        if self.every_minutes is None and self.every_steps is not None:
-            return None
-        return 60.0 * (self.every_minutes or _DEFAULT_MINUTES)
+    def histories(self) -> tuple[History, ...]:
+        """One history per fit."""
+        return tuple(History.join(pieces) for pieces in self.pieces)
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint: state and history by name, and a header with the fit that they belong to."""
+        arrays = named(self.state, plain_array, "state") | named(self.histories, plain_array, "history")
+        step = int(np.max(plain_array(self.state.step)))
+        header = {"step": step, "seconds": self.seconds, "fingerprint": self.plan.fingerprint}
+        write_contents(path, header, arrays)
+
+    @classmethod
+    def load(cls, path: Path, plan: FitPlan) -> "Snapshot":
+        """Read a checkpoint of the same fit; what the noise check found is kept."""
+        if not is_there(path):
+            raise CheckpointError(f"The checkpoint {path} must exist, got no such file; give the path of the fit.")
+        header, arrays = read_contents(path)
+        if header["fingerprint"]["choice"] == ANNEALED and plan.checks_noise:
+            plan = plan.with_sampled_gradients()
+        _check_same_fit(path, header["fingerprint"], plan.fingerprint)
+        histories = [
+            (History(*(arrays[f"history[{number}].{name}"] for name in History._fields)),)
+            for number in range(plan.key.size)
+        ]
+        return cls(plan, restored(arrays, plan.start, "state"), tuple(histories), float(header["seconds"]))
 
 
 class Keeper:
@@ -85,59 +73,43 @@ class Keeper:
 
     Args:
         checkpoint: where and how often; `None` for nowhere.
-        fingerprint: of the fit; called only where there is a checkpoint.
-        choice: what was chosen automatically, as JSON.
     """
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint | None,
-        fingerprint: Callable[[], dict[str, Any]],
-        choice: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
         """Nothing is read or written yet."""
         self.checkpoint = checkpoint
         self.saved: Snapshot | None = None
         self.saved_at = time.monotonic()
-        self.change(fingerprint, choice)
 
-    def change(self, fingerprint: Callable[[], dict[str, Any]], choice: dict[str, Any] | None) -> None:
-        """Another gradient was chosen: what is written from now on belongs to it."""
-        self.fingerprint = {} if self.checkpoint is None else fingerprint()
-        self.choice = choice
-
-    def begin(self, fresh: Snapshot) -> Snapshot:
+    def begin(self, plan: FitPlan) -> Snapshot:
         """The snapshot of the checkpoint, or a fresh one, written now so that a bad path fails before the fit."""
+        first = Snapshot.first(plan)
         if self.checkpoint is None:
-            return fresh
+            return first
         path = self.checkpoint.path
+        _ = plan.fingerprint  # taken in all processes, since each sums over its own rows
         if not is_there(path):
-            first_does(lambda: self._write_first(fresh))
-            return fresh
+            try:
+                first_does(lambda: self._write(path, first))
+            except OSError as error:
+                raise CheckpointError(
+                    f"The checkpoint must be a file in an existing folder, got {path} ({error.strerror}); try "
+                    "`quell.Checkpoint('fit.quell')`."
+                ) from error
+            return first
         if not self.checkpoint.resume:
             raise CheckpointError(
                 f"The checkpoint {path} already exists; pass `quell.Checkpoint({str(path)!r}, resume=True)` or another "
                 "path."
             )
-        self.saved, self.saved_at = self.read(fresh), time.monotonic()
+        self.saved = Snapshot.load(path, plan)
         first_does(lambda: _remove_unfinished(path))
         return self.saved
 
-    def read(self, fresh: Snapshot) -> Snapshot:
-        """The snapshot of the checkpoint."""
-        assert self.checkpoint is not None
-        path = self.checkpoint.path
-        if not is_there(path):
-            raise CheckpointError(f"The checkpoint {path} must exist, got no such file; give the path of the fit.")
-        return Snapshot.load(path, fresh.state, self.fingerprint)
-
     def after_chunk(self, snapshot: Snapshot, *, step: int) -> None:
         """Write, if it is time."""
-        if self.checkpoint is None:
-            return
-        every, seconds = self.checkpoint.every_steps, self.checkpoint.seconds_between
-        by_steps = every is not None and step % every == 0
-        if by_steps or (seconds is not None and time.monotonic() - self.saved_at >= seconds):
+        seconds = time.monotonic() - self.saved_at
+        if self.checkpoint is not None and self.checkpoint.is_due(step=step, seconds=seconds):
             self.save(snapshot)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -145,7 +117,7 @@ class Keeper:
         if self.checkpoint is None or (self.saved is not None and self.saved.state is snapshot.state):
             return
         try:
-            self._write(snapshot)
+            self._write(self.checkpoint.path, snapshot)
         except OSError as error:
             text = f"The checkpoint {self.checkpoint.path} could not be written ({error.strerror})"
             warnings.warn(f"{text}. The fit goes on; the previous checkpoint is kept.", stacklevel=2)
@@ -161,21 +133,25 @@ class Keeper:
             f"`quell.Checkpoint({path!r}, resume=True)`, or type `--resume`."
         )
 
-    def _write(self, snapshot: Snapshot) -> None:
-        assert self.checkpoint is not None
+    def _write(self, path: Path, snapshot: Snapshot) -> None:
+        _ = snapshot.plan.fingerprint
         if is_first():
-            snapshot.save(self.checkpoint.path, self.fingerprint, self.choice)
+            snapshot.save(path)
         self.saved, self.saved_at = snapshot, time.monotonic()
 
-    def _write_first(self, fresh: Snapshot) -> None:
-        assert self.checkpoint is not None
-        try:
-            self._write(fresh)
-        except OSError as error:
-            raise CheckpointError(
-                f"The checkpoint must be a file in an existing folder, got {self.checkpoint.path} ({error.strerror}); "
-                "try `quell.Checkpoint('fit.quell')`."
-            ) from error
+
+def _check_same_fit(path: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    if found := differences(there, here):
+        raise CheckpointError(
+            f"{path} was written by another fit: it differs in {found}; give this fit another path, or resume with the "
+            "settings that the checkpoint was written with."
+        )
+    if there["jax"] != here["jax"]:
+        warnings.warn(
+            f"{path} was written with JAX {there['jax']} and is resumed with JAX {here['jax']}: the fit is the same to "
+            "rounding, not bit for bit.",
+            stacklevel=2,
+        )
 
 
 def _remove_unfinished(path: Path) -> None:
