@@ -245,6 +245,9 @@ TERMS: dict[str, AbstractTerm] = {
     "elbo": elbo(),
 }
 
+SEE_DATA = ("data", "elbo")
+"""Those whose values depend on the minibatch."""
+
 ESTIMATORS: dict[str, AbstractEstimator] = {
     estimator.name: estimator
     for estimator in (
@@ -369,13 +372,14 @@ class Case:
             for one in chosen[name.rpartition(" of ")[2]]
             if ESTIMATORS[one].refuses(self.problem, term) is None
         ]
-        return [*self.plain_pairs(), *approximated]
+        return [*self.plain_pairs(everything=everything), *approximated]
 
-    def plain_pairs(self) -> list[tuple[str, AbstractTerm, AbstractEstimator]]:
-        """The same of terms as they are."""
+    def plain_pairs(self, *, everything: bool = False) -> list[tuple[str, AbstractTerm, AbstractEstimator]]:
+        """The same of terms as they are; on all data only where a term sees data, unless everything is asked for."""
         return [
             (name, term, estimator)
             for (name, term), estimator in itertools.product(TERMS.items(), ESTIMATORS.values())
+            if everything or name in SEE_DATA or not getattr(estimator, "full_data", False)
             if estimator.refuses(self.problem, term) is None
         ]
 

@@ -364,7 +364,7 @@ def test_any_damage_is_seen(key, path):
 def test_another_format_is_refused(key, path):
     _fit(key, quell.Checkpoint(path))
     path.write_bytes(path.read_bytes().replace(b"quell checkpoint 2\n", b"quell checkpoint 3\n", 1))
-    with pytest.raises(CheckpointError, match=r"must have format 1, got 2;"):
+    with pytest.raises(CheckpointError, match=r"must have format 2, got 3;"):
         _fit(key, quell.Checkpoint(path, resume=True))
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Gradient.update` against a textbook computation with dense vectors in NumPy, and what it does with NaN."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,7 +60,7 @@ def test_steps_agree_with_the_textbook(model, family, sampler, by_leaf, key):
     variates = [variate for variate in variates if variate.refuses(problem) is None]
     rule, base = quell.Rule(decay=0.1, v0=0.01, by_leaf=by_leaf), quell.default_base(problem)
     gradient = quell.Gradient(problem, variates, base=base, sampler=sampler, rule=rule)
-    state, update = gradient.init(params), jax.jit(gradient.update_from_draw)
+    state, update = gradient.init(params), eqx.filter_jit(gradient.update_from_draw)
     dense = jax.jit(lambda draw, state: dense_samples(gradient, params, draw, state))
     sizes = problem.family.num_leaf_params if by_leaf else [problem.family.num_params]
     total, mass, units = 0.0, 0.0, sampler.num_units
@@ -102,7 +103,7 @@ def test_moments_are_taken_every_few_steps(key):
     """As often as asked for, and what is learned is what a rule that sees those steps alone would learn."""
     problem, params = catalogue.problem("logistic", "full-rank"), FAMILIES["full-rank"].params
     sparse, every = (quell.Gradient(problem, FEW, sampler=OWN, rule=quell.Rule(decay=0.1, every=k)) for k in (3, 1))
-    updates = [jax.jit(gradient.update) for gradient in (sparse, every)]
+    updates = [eqx.filter_jit(gradient.update) for gradient in (sparse, every)]
     state, seen = sparse.init(params), every.init(params)
     for step in range(7):
         now = jax.random.fold_in(key, step)
@@ -123,7 +124,7 @@ def test_with_one_leaf_weights_by_leaf_are_the_same(key):
     for by_leaf in (False, True):
         rule, base = quell.Rule(by_leaf=by_leaf), quell.BaseGradient(SF, SF, CF)
         gradient = quell.Gradient(problem, [variate], base, quell.Sampler(4, 2), rule)
-        update, state = jax.jit(gradient.update), gradient.init(params)
+        update, state = eqx.filter_jit(gradient.update), gradient.init(params)
         for step in range(3):
             grad, state, info = update(jax.random.fold_in(key, step), params, state)
         found.append((grad.logits, info.weights.ravel(), info.combined_sq_norm))
@@ -194,7 +195,7 @@ def test_a_nan_in_any_part_drops_only_its_own_variate(where, left, right, rule, 
     with_poison, without = (
         quell.Gradient(problem, variates, sampler=OWN, rule=rule) for variates in ((*FEW, poisoned), FEW)
     )
-    updates = [jax.jit(gradient.update) for gradient in (with_poison, without)]
+    updates = [eqx.filter_jit(gradient.update) for gradient in (with_poison, without)]
     states = [gradient.init(params) for gradient in (with_poison, without)]
     for step in range(3):
         now = jax.random.fold_in(key, step)

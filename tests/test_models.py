@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models against hand formulas, SciPy and brute-force quadrature; the ladder of `check_model`."""
+"""Models against hand formulas, SciPy and brute-force quadrature; the checks of `check_model`."""
 
 import jax
 import jax.numpy as jnp
@@ -272,7 +272,7 @@ def test_the_exact_elbo_at_the_exact_posterior_is_the_evidence():
     np.testing.assert_allclose(elbo, evidence, **tolerances.EXPECTATION)
 
 
-# The ladder
+# The checks
 
 
 def _raise(z, x):
@@ -284,42 +284,30 @@ def _flat(log_likelihood=lambda z, x: x @ z, log_prior=lambda z: -jnp.sum(z**2),
 
 
 BROKEN = {
-    "raises": (_flat(_raise), r"can be evaluated\? It raised KeyError: 'nobody'.*Call it by hand"),
-    "sum": (
-        _flat(lambda z, x: jnp.sum(x @ z)),
-        r"3 data.*\(3,\).*`\.sum\(\)`",
-    ),
-    "two values a datum": (
-        _flat(lambda z, x: x * z),
-        r"\(3, 2\)",
-    ),
-    "batch normalisation": (
-        _flat(lambda z, x: (x - x.mean(axis=0)) @ z),
-        r"other data of the batch\? Evaluated together.*normalisation over the first axis",
-    ),
-    "vector prior": (
-        _flat(log_prior=lambda z: -(z**2)),
-        r"one number\? The log-prior gave shape \(2,\)\. A scalar was needed\. Add a `\.sum\(\)`",
-    ),
+    "raises": (_flat(_raise), r"can be evaluated\? .*got KeyError: 'nobody'"),
+    "sum": (_flat(lambda z, x: jnp.sum(x @ z)), r"\(3,\), one value per datum, got \(\).*`\.sum\(\)`"),
+    "two values per datum": (_flat(lambda z, x: x * z), r"\(3,\), one value per datum, got \(3, 2\)"),
+    "batch normalisation": (_flat(lambda z, x: (x - x.mean(axis=0)) @ z), r"other data of the batch\? .*got .* alone"),
+    "vector prior": (_flat(log_prior=lambda z: -(z**2)), r"log-prior must be a scalar, got shape \(2,\)"),
     "infinite at a datum": (
         _flat(lambda z, x: x @ z + jnp.log(x[:, 0]), data=jnp.ones((6, 2)).at[4, 0].set(0.0)),
-        r"finite\? The log-likelihood of datum 4 is -inf at latent .*Look at that datum",
+        r"log-likelihood must be finite near zero, got -inf for datum 4",
     ),
     "infinite prior": (
         _flat(log_prior=lambda z: jnp.sum(jnp.log(z))),
-        r"finite\? The log-prior is -inf at latent .*Map the latent to the whole real line",
+        r"log-prior must be finite near zero, got -inf at latent",
     ),
     "infinite away from zero": (
         _flat(lambda z, x: jnp.where(z[0] == 0, 0.0, jnp.inf) * x[:, 1]),
-        r"finite\? The log-likelihood of datum 0 is inf at latent \[0\.1",
+        r"must be finite near zero, got inf for datum 0 at latent \[0\.1",
     ),
     "slope of a square root": (
         _flat(lambda z, x: x[:, 1] * jnp.where(z[1] > 0, jnp.sqrt(z[1]), 0.0)),
-        r"gradients are finite\? The gradient's coordinate 1 is nan at latent .*`jnp\.where`",
+        r"gradient must be finite near zero, got nan in coordinate 1 at latent .*`jnp\.where`",
     ),
     "single precision": (
         _flat(lambda z, x: (x @ z).astype(jnp.float32)),
-        r"dtypes .* float32 and float64\. float64 was needed\. Write `data\.astype\(float64\)`",
+        r"dtype, float64, got float32 and float64; .*`\.astype\(float64\)`",
     ),
 }
 
@@ -333,10 +321,10 @@ def test_a_broken_model_gets_its_own_explanation(model, message):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("model", [*LINEAR.values(), _tree_model(), _flat()], ids=repr)
-def test_a_sound_model_passes_every_rung(model):
-    rungs = quell.check_model(model)
-    assert len(rungs) == len(set(rungs)) == 7
-    assert rungs[-1] == "their dtypes are those of the latent"
+def test_a_sound_model_passes_every_check(model):
+    passed = quell.check_model(model)
+    assert len(passed) == len(set(passed)) == 7
+    assert passed[-1] == "their dtypes are those of the latent"
 
 
 def test_a_single_datum_can_be_checked():

@@ -31,6 +31,7 @@ def found():
     return quell.catalogue(LOGISTIC, quell.FullRank(2, init_scale=0.5))
 
 
+@pytest.mark.slow
 def test_well_over_fifty_are_valid_and_the_papers_seven_are_among_them(found):
     names = [entry.name for entry in found.valid]
     assert len(names) == len(set(names)) > 150
@@ -41,6 +42,7 @@ def test_well_over_fifty_are_valid_and_the_papers_seven_are_among_them(found):
     assert repr(found).startswith(f"Catalogue({len(names)} valid, {len(found.variates)} of them independent;")
 
 
+@pytest.mark.slow
 def test_the_catalogue_says_what_the_recipes_say(found):
     problem = quell.Problem(LOGISTIC, quell.FullRank(2))
     entries = [(entry.variate, None) for entry in found.valid] + [(e.variate, e.reason) for e in found.invalid]
@@ -151,7 +153,7 @@ def test_every_exhibit_is_one_expression_of_the_recipe(name):
 # (g, tril(g e')) through Cholesky.
 
 N, D, R = 7, 4, 3
-RNG = np.random.default_RNG(5)
+RNG = np.random.default_rng(5)
 X, LABELS = RNG.normal(size=(N, D)), np.array([0, 1, 1, 0, 1, 0, 1])
 U = np.where(LABELS > 0, 1.0, -1.0)[:, None] * X
 LOC = RNG.normal(size=D)
