@@ -32,32 +32,29 @@ _FIRST_CHUNK = 16
 
 def run_plan(plan: FitPlan) -> list[FitResult]:
     """Run the fits of a plan, resumed where a checkpoint ends; whatever happens, the last snapshot is written."""
+    steps, keeper = plan.options.steps, Keeper(plan.options.checkpoint)
     with in_use(plan.options.mesh):
-        return _run_plan(plan)
-
-
-def _run_plan(plan: FitPlan) -> list[FitResult]:
-    steps, show = plan.options.steps, wants_bar(plan.options.progress) and is_first()
-    keeper = Keeper(plan.options.checkpoint)
-    fits = FitLoop(keeper.begin(plan))
-    if steps < (done := int(fits.step.max())):
-        raise CheckpointError(
-            f"`steps` must be at least {done}, the steps of the checkpoint, got {steps}; or start again with another "
-            "path."
-        )
-    try:
-        with progress_bar(steps, first=done, show=show) as report, hint_if_killed(keeper.advice, several=are_several()):
-            fits.run(keeper, report)
-    except KeyboardInterrupt:
-        if are_several():
-            raise  # the others wait for this process, and cannot know
-    except (jax.errors.JaxRuntimeError, ProcessLost) as error:
-        if not are_several():
-            raise
-        raise process_lost(error, keeper.advice) from error
-    finally:
-        keeper.save(fits.snapshot)
-    return fits.results()
+        show = wants_bar(plan.options.progress) and is_first()
+        fits = FitLoop(keeper.begin(plan))
+        if steps < (done := int(fits.step.max())):
+            raise CheckpointError(
+                f"`steps` must be at least {done}, the steps of the checkpoint, got {steps}; or start again with "
+                "another path."
+            )
+        bar, hint = progress_bar(steps, first=done, show=show), hint_if_killed(keeper.advice, several=are_several())
+        try:
+            with bar as report, hint:
+                fits.run(keeper, report)
+        except KeyboardInterrupt:
+            if are_several():
+                raise  # the others wait for this process, and cannot know
+        except (jax.errors.JaxRuntimeError, ProcessLost) as error:
+            if not are_several():
+                raise
+            raise process_lost(error, keeper.advice) from error
+        finally:
+            keeper.save(fits.snapshot)
+        return fits.results()
 
 
 def restore_plan(plan: FitPlan) -> list[FitResult]:

@@ -3,7 +3,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -44,23 +43,9 @@ NOISE_KEY_NUMBER = 2**32 - 1
 """Folded into the fit's key for the noise check; no step has this number."""
 
 
-class Chosen(NamedTuple):
-    """The gradient of a fit, and how it begins.
-
-    Args:
-        gradient: with every default filled in.
-        choice: the record of it; `None` where the variates were given.
-        warm_start: rows of the warm start, where there is one.
-    """
-
-    gradient: Gradient
-    choice: Choice | None = None
-    warm_start: int | None = None
-
-
 def choose(
     options: FitOptions, problem: Problem, key: Key[Array, "*fit"], *, natural: bool, is_noisy: bool = False
-) -> Chosen:
+) -> tuple[Gradient, Choice | None, int | None]:
     """The gradient of a fit; where its variates are not given, by rule.
 
     1. Where every term has a closed form on all data, and steps or data are few, the gradient is exact.
@@ -78,6 +63,10 @@ def choose(
         key: of the fit; several keys for several fits, which share one choice and are never Hessian-based.
         natural: whether steps follow the natural gradient.
         is_noisy: whether Hessian-based steps turned out to be too noisy.
+
+    Returns:
+        The gradient with every default filled in, the record of the choice where there was one, and the number of rows
+        of the warm start where there is one.
     """
     model, is_auto = problem.model, options.variates == "auto"
     rule = options.rule or default_rule(problem, natural=natural, is_auto=is_auto)
@@ -89,15 +78,15 @@ def choose(
     begins = "" if rows is None else f" It begins with a warm start on {rows} random data."
     if has_closed_form and (natural or model.num_data <= LARGEST_EXACT):
         reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
-        return Chosen(Gradient(problem, base=EXACT, rule=rule), Choice("exact", (), reason + begins), rows)
+        return Gradient(problem, base=EXACT, rule=rule), Choice("exact", (), reason + begins), rows
     may_see_hessians = is_free and natural and key.ndim == 0 and sampler.batch_size is None and not is_noisy
     second_order = second_order_gradient(problem, rule) if may_see_hessians else None
     if second_order is not None:
         reason = "Hessians at latents, because coordinates and data are few and the density is smooth."
-        return Chosen(second_order, Choice("second order", (), reason))
+        return second_order, Choice("second order", (), reason), None
     base = options.base or default_base(problem)
     if not is_auto:
-        return Chosen(Gradient(problem, options.variates, base=base, sampler=sampler, rule=rule))
+        return Gradient(problem, options.variates, base=base, sampler=sampler, rule=rule), None, None
     variates = candidate_variates(problem, sampler)
     # On all data a quadratic costs more than the samples that have as little variance.
     is_worth = natural or sampler.batch_size is not None or not problem.family.transports
@@ -107,7 +96,7 @@ def choose(
     why = ", because Hessians at latents are too noisy: the density is far from Gaussian" if is_noisy else ""
     reason = f"Sampled gradients{why}: {' + '.join(['base', *names])}.{begins}"
     gradient = Gradient(problem, variates, base=base, sampler=sampler, rule=rule)
-    return Chosen(gradient, Choice("sampled", names, reason, anneals=is_noisy), rows)
+    return gradient, Choice("sampled", names, reason, anneals=is_noisy), rows
 
 
 def is_exact_for(problem: Problem) -> bool:

@@ -45,15 +45,9 @@ Report = Callable[[tuple[SweepRow, ...], bool], None]
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
-    """All that a sweep will do.
+    """All that a sweep will do: the arguments of `quell.sweep`, checked and with defaults filled in.
 
     Attributes:
-        problem: model and family.
-        rates: learning rates.
-        subsets: variates by name.
-        num_seeds: fits per subset and rate.
-        key: split into one per seed, the same for all subsets and rates.
-        optimizer: of a rate.
         options: of all fits; variates and checkpoint are those of a subset.
     """
 
@@ -125,21 +119,21 @@ class SweepPlan:
         if (idle := num_processes - len(self.subsets)) > 0 and process == 0:
             warnings.warn(f"Processes share the subsets, and {idle} of them have nothing to do.", stacklevel=2)
         folder = None if out is None else SweepFolder(out, self.settings())
-        rows = {name: self._find(name, folder) for name in self.subsets}
+        rows = self._found(folder)
         with hint_if_killed(_ADVICE, several=num_processes > 1):
             for name in list(self.subsets)[process::num_processes]:
-                was_there = bool(rows[name])
-                rows[name] = rows[name] or self._fit(name, folder)
+                was_there = name in rows
+                rows[name] = rows[name] if was_there else self._fit(name, folder)
                 if report is not None:
                     report(rows[name], was_there)
             wait_for_all(_ADVICE)
-        rows = {name: found or self._find(name, folder) for name, found in rows.items()}
-        if missing := [name for name, found in rows.items() if not found]:
+        rows = self._found(folder) | rows
+        if missing := [name for name in self.subsets if name not in rows]:
             raise ValueError(
                 f"`out` must be a folder that all processes see, got {out}, which lacks {missing[0]!r} of another "
                 "process; give one on a shared disk, and start the same sweep again."
             )
-        table = SweepResult(tuple(row for found in rows.values() for row in found), self.options.steps)
+        table = SweepResult(tuple(row for name in self.subsets for row in rows[name]), self.options.steps)
         if out is not None and process == 0:
             table.to_json(out / "sweep.json")
             table.to_csv(out / "sweep.csv")
@@ -156,8 +150,10 @@ class SweepPlan:
             "key": f"{jax.random.key_impl(self.key)} {plain_array(self.key).tolist()}",
         } | {name: value for name, value in own.items() if name not in _OF_ONE_SUBSET}
 
-    def _find(self, subset: str, folder: SweepFolder | None) -> tuple[SweepRow, ...]:
-        return () if folder is None else folder.find(subset, self._described(subset))
+    def _found(self, folder: SweepFolder | None) -> dict[str, tuple[SweepRow, ...]]:
+        """Rows by subset, of those that are in the folder."""
+        found = {} if folder is None else {name: folder.find(name, self._described(name)) for name in self.subsets}
+        return {name: rows for name, rows in found.items() if rows}
 
     def _fit(self, subset: str, folder: SweepFolder | None) -> tuple[SweepRow, ...]:
         """Run the fits of a subset; Ctrl-C leaves their checkpoint in the folder."""
