@@ -23,7 +23,7 @@ from quell.estimators import AbstractEstimator
 from quell.evaluation import Evaluation
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
-from quell.terms import AbstractTerm, elbo
+from quell.terms import AbstractTerm, elbo, joint
 
 # Models: few data each, so that all minibatches can be listed
 
@@ -340,22 +340,30 @@ class Case:
 
         return state if learns or state is None else jax.lax.fori_loop(0, 2, step, state)
 
-    def state(self, approximation: AbstractApproximation, term: AbstractTerm) -> Any:
-        """What an approximation keeps after two steps."""
-        update = functools.partial(approximation.update, term)
-        return self.refreshed(approximation.learns, update, approximation.init(self.problem))
+    @functools.cached_property
+    def states(self) -> dict[str, Any]:
+        """What approximations keep after two steps with the log joint: a state that any term may be approximated by."""
+        term, problem = joint(), self.problem
+        made = {
+            how: one
+            for how, one in approximations(problem.model.dim).items()
+            if refuses_to_approximate(one, problem, term) is None
+        }
+
+        def refreshed() -> dict[str, Any]:
+            return {
+                how: self.refreshed(one.learns, functools.partial(one.update, term), one.init(problem))
+                for how, one in made.items()
+            }
+
+        return jax.jit(refreshed)()
 
     def approximated(self, *names: str) -> Iterator[tuple[str, AbstractTerm]]:
         """Every approximation of some terms that the problem allows."""
         found = approximations(self.problem.model.dim)
-        valid = {
-            f"{how} of {name}": (approximation, TERMS[name])
-            for name, (how, approximation) in itertools.product(names, found.items())
-            if refuses_to_approximate(approximation, self.problem, TERMS[name]) is None
-        }
-        states = jax.jit(lambda: {name: self.state(*pair) for name, pair in valid.items()})()
-        for name, (approximation, term) in valid.items():
-            yield name, approximate(approximation, term, self.problem, states[name])
+        for name, (how, approximation) in itertools.product(names, found.items()):
+            if refuses_to_approximate(approximation, self.problem, TERMS[name]) is None:
+                yield f"{how} of {name}", approximate(approximation, TERMS[name], self.problem, self.states[how])
 
     @functools.cache  # noqa: B019 - cases live as long as the tests
     def pairs(self, *, everything: bool = False) -> list[tuple[str, AbstractTerm, AbstractEstimator]]:
@@ -385,10 +393,10 @@ class Case:
 
 
 def variates(problem: quell.Problem) -> dict[str, quell.ControlVariate]:
-    """Variates of the paper, the literature and the defaults that a problem allows."""
+    """Variates of the paper, the literature and the defaults that a problem allows, each recipe once."""
     dim = problem.model.dim
     made = [quell.literature.lax(network(dim)), quell.literature.relax(network(dim))]
-    named = {name: entry.make() for name, entry in quell.literature.LITERATURE.items() if name not in ("lax", "relax")}
-    named |= {variate.name: variate for variate in (*made, *quell.paper.VARIATES.values())}
-    named |= {f"default {variate.name}": variate for variate in quell.default_variates(problem)}
-    return {name: variate for name, variate in named.items() if variate.refuses(problem) is None}
+    made += [entry.make() for name, entry in quell.literature.LITERATURE.items() if name not in ("lax", "relax")]
+    made += [*quell.paper.VARIATES.values(), *quell.default_variates(problem)]
+    once = {variate.formula: variate for variate in reversed(made)}
+    return {variate.name: variate for variate in once.values() if variate.refuses(problem) is None}

@@ -302,7 +302,8 @@ def test_save_and_load_is_identity_for_all_of_the_catalogue(name, path):
 
 def test_the_law_sees_every_family_and_every_approximation():
     seen = {how for name in catalogue.CASES for how in _allowed(catalogue.Case(name).problem)}
-    assert {family for _, family, _ in catalogue.CASES.values()} == set(catalogue.FAMILIES)
+    alike = {"two categories"}  # the parameters of "categorical" in another shape, kept for its samples
+    assert {family for _, family, _ in catalogue.CASES.values()} == set(catalogue.FAMILIES) - alike
     assert seen == set(catalogue.approximations(2))
 
 

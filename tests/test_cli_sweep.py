@@ -102,7 +102,7 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
         ({"family": "gauss"}, "got 'gauss'"),
         ({"data": "missing.csv"}, "missing.csv"),
         ({"model": "nobody"}, "got 'nobody'"),
-        ({"model": "broken"}, "cannot be evaluated"),
+        ({"model": "broken"}, "one value per datum, got"),
         ({"batch-size": 9}, "batch_size"),
     ],
 )

@@ -195,7 +195,8 @@ def test_the_catalogue_leaves_out_what_is_not_affordable():
     assert affordable < everything
     assert any(name.startswith("taylor-x(data)") for name in gone)
     reasons = {entry.name: entry.reason for entry in found.invalid}
-    assert all("100,000 x 100,000" in reasons[name] for name in gone)
+    square = re.compile("100,000 x (2 x )?100,000")
+    assert {name: reasons[name] for name in gone if not square.search(reasons[name])} == {}
     with pytest.raises(ValueError, match=r"1,000.*large="):
         quell.catalogue(logistic(), quell.MeanField(DIM))
 

@@ -104,7 +104,7 @@ def test_the_exact_elbo_of_a_million_rows_keeps_its_digits_in_single_precision(k
     with jax.enable_x64(False):
         found = elbo()
     assert abs(exact) > 7e5
-    assert abs(found - exact) < 1e-3, "a sum in single precision is off by more"
+    assert abs(found - exact) < 0.03, "half of a unit in the last place of single precision"
 
 
 def test_an_estimate_of_the_elbo_is_right_within_its_error(linear, function, key):

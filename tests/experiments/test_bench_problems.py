@@ -147,7 +147,7 @@ def test_our_methods_are_named_and_one_of_them_runs(benches, name):
     assert {"quell auto", "quell fixed", "quell base", "quell ensemble", "quell base, more samples"} <= set(names)
 
 
-@pytest.mark.parametrize(("name", "sets"), [("sonar", 8), ("hierarchical", 16)])
+@pytest.mark.parametrize(("name", "sets"), [("sonar", 8), ("hierarchical", 8)])
 def test_the_fixed_choices_are_all_sets_of_candidates_and_each_comes_once(benches, name, sets):
     problem = benches[name].problem
     found = fixed_options(problem)

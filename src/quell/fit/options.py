@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict, TypeVar
 
-import equinox as eqx
 import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
@@ -54,7 +53,8 @@ class FitKeywords(SweepKeywords, total=False):
     throw: bool
 
 
-class FitOptions(eqx.Module):
+@dataclasses.dataclass(frozen=True)
+class FitOptions:
     """The options that `fit` and `fit_many` share; each is a keyword argument of both.
 
     Args:
@@ -98,7 +98,7 @@ class FitOptions(eqx.Module):
         throw: raise on divergence instead of returning the last finite parameters with a warning.
     """
 
-    variates: Variates = eqx.field(default="auto", converter=_checked_variates)
+    variates: Variates = "auto"
     optimizer: optax.GradientTransformation | None = None
     steps: int = 2000
     sampler: Sampler | None = None
@@ -111,11 +111,13 @@ class FitOptions(eqx.Module):
     checkpoint: Checkpoint | None = None
     callback: Callback | None = None
     progress: bool | None = None
-    mesh: Mesh | None = eqx.field(default=None, converter=checked_mesh)
+    mesh: Mesh | None = None
     throw: bool = False
 
-    def __check_init__(self) -> None:
+    def __post_init__(self) -> None:
         """Refuse what no fit can use."""
+        object.__setattr__(self, "variates", _checked_variates(self.variates))
+        object.__setattr__(self, "mesh", checked_mesh(self.mesh))
         check_count("steps", self.steps)
         check_count("max_skipped", self.max_skipped, least=0)
         if self.average_from is not None and not 0 <= self.average_from < 1:
