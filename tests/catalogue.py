@@ -340,47 +340,41 @@ class Case:
 
         return state if learns or state is None else jax.lax.fori_loop(0, 2, step, state)
 
-    @functools.cached_property
-    def states(self) -> dict[str, Any]:
-        """What approximations keep after two steps with the log joint: a state that any term may be approximated by."""
-        term, problem = joint(), self.problem
-        made = {
-            how: one
-            for how, one in approximations(problem.model.dim).items()
-            if refuses_to_approximate(one, problem, term) is None
-        }
-
-        def refreshed() -> dict[str, Any]:
-            return {
-                how: self.refreshed(one.learns, functools.partial(one.update, term), one.init(problem))
-                for how, one in made.items()
-            }
-
-        return jax.jit(refreshed)()
-
-    def approximated(self, *names: str) -> Iterator[tuple[str, AbstractTerm]]:
-        """Every approximation of some terms that the problem allows."""
-        found = approximations(self.problem.model.dim)
-        for name, (how, approximation) in itertools.product(names, found.items()):
-            if refuses_to_approximate(approximation, self.problem, TERMS[name]) is None:
-                yield f"{how} of {name}", approximate(approximation, TERMS[name], self.problem, self.states[how])
-
     @functools.cache  # noqa: B019 - cases live as long as the tests
+    def state(self, how: str) -> Any:
+        """What an approximation keeps after two steps with the log joint: any term may be approximated by it."""
+        one, problem = approximations(self.problem.model.dim)[how], self.problem
+        update = functools.partial(one.update, joint())
+        return jax.jit(lambda: self.refreshed(one.learns, update, one.init(problem)))()
+
+    def approximated(self, name: str, *hows: str) -> Iterator[tuple[str, AbstractTerm]]:
+        """The approximations of a term that the problem allows: some of them, by default all."""
+        for how, approximation in approximations(self.problem.model.dim).items():
+            allowed = refuses_to_approximate(approximation, self.problem, TERMS[name]) is None
+            if allowed and how in (hows or (how,)):
+                yield f"{how} of {name}", approximate(approximation, TERMS[name], self.problem, self.state(how))
+
     def pairs(self, *, everything: bool = False) -> list[tuple[str, AbstractTerm, AbstractEstimator]]:
-        """Terms, approximated or not, with the estimators that do not refuse them.
+        """Terms, approximated or not, with the estimators that do not refuse them."""
+        return [*self.plain_pairs(everything=everything), *self.approximated_pairs(everything=everything)]
+
+    def approximated_pairs(
+        self, *hows: str, everything: bool = False
+    ) -> list[tuple[str, AbstractTerm, AbstractEstimator]]:
+        """Those of approximated terms.
 
         Args:
-            everything: of approximated terms all of them with every estimator, not only data and prior with the basic
-                ones.
+            hows: some approximations; by default all.
+            everything: all terms with every estimator, not only data and prior with the basic ones.
         """
         chosen = dict.fromkeys(TERMS, tuple(ESTIMATORS)) if everything else BASIC
-        approximated = [
+        return [
             (name, term, ESTIMATORS[one])
-            for name, term in self.approximated(*chosen)
-            for one in chosen[name.rpartition(" of ")[2]]
+            for of, estimators in chosen.items()
+            for name, term in self.approximated(of, *hows)
+            for one in estimators
             if ESTIMATORS[one].refuses(self.problem, term) is None
         ]
-        return [*self.plain_pairs(everything=everything), *approximated]
 
     def plain_pairs(self, *, everything: bool = False) -> list[tuple[str, AbstractTerm, AbstractEstimator]]:
         """The same of terms as they are; on all data only where a term sees data, unless everything is asked for."""

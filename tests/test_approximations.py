@@ -233,6 +233,7 @@ def variance_after(problem, variates, params, *, steps=300):
     return float(jnp.sum(jnp.var(grads, axis=0)))
 
 
+@pytest.mark.slow
 def test_rebar_and_relax_have_lower_variance_than_the_score_function():
     """Three Bernoullis with f = Σ (z - p)²."""
     targets = jnp.array([0.6, 0.51, 0.48])

@@ -174,6 +174,7 @@ def test_a_fit_that_was_interrupted_before_the_noise_check_does_it_when_resumed(
         run("whole", 60, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "warm_up"), [(60, 34), (45, 34), (44, 0), (30, 0)])
 def test_after_noisy_hessians_the_rate_falls_to_zero_over_the_steps_that_move(monkeypatch, steps, warm_up):
     monkeypatch.setattr(method, "MOST_NOISE", 0.0)

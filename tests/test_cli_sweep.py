@@ -88,6 +88,7 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
     np.testing.assert_allclose(row["elbos"], [elbo], **tolerances.RUNS)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -61,6 +61,7 @@ def compare(found, size, tolerance, reference="0"):
         assert np.linalg.norm(here - there) <= tolerance * np.linalg.norm(there), (size, name)
 
 
+@pytest.mark.slow
 def test_eight_devices_fit_as_one_does(tmp_path):
     finish(start(HERE / "on_devices.py", tmp_path / "found.npz", 40, "0,8", num_devices=8))
     compare(tmp_path / "found.npz", 8, 1e-10)

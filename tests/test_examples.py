@@ -11,6 +11,8 @@ import pytest
 import quell
 from tolerances import STANDARD_ERRORS
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

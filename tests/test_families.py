@@ -176,6 +176,7 @@ def test_a_product_offers_what_all_of_its_blocks_offer():
 # Fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gamma", "beta", "low-rank", "blocks", "mixed blocks"])
 def test_a_fit_with_its_default_base_gradient_runs(name, key):
     model = next(model for model, family, _ in catalogue.CASES.values() if family == name)

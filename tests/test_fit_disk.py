@@ -135,6 +135,7 @@ def test_several_fits_side_by_side(arrays, rows):
         same(memory.params, disk.params)
 
 
+@pytest.mark.slow
 def test_a_resumed_fit_has_the_same_bits(rows, tmp_path):
     options = dict(variates=quell.paper.variates("S7"), sampler=quell.Sampler(2, 5), key=jax.random.key(5))
     once = quell.fit(logistic(rows), quell.FullRank(DIM), steps=40, **options)

@@ -77,6 +77,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True], ids=["all data", "one minibatch"])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_step_makes_no_array_larger_than_a_vector_per_replicate(name, shared, monkeypatch):
@@ -104,6 +105,7 @@ DRAWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [quell.MeanField(23), quell.LowRank(23, 3)], ids=["mean-field", "low-rank"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_blocks_of_coordinates_add_up(family, name, key, monkeypatch):

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Natural-gradient steps: the metric against automatic differentiation, the steps against exact posteriors."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,14 +66,14 @@ def test_direction_is_the_inverse_fisher_times_the_gradient(name):
     params = somewhere(family)
     flat, unravel = ravel_pytree(params)
     at = free(family, params)
-    fisher = jax.hessian(lambda w: divergence(family, params, unravel(w)))(flat)[np.ix_(at, at)]
+    fisher = jax.jit(jax.hessian(lambda w: divergence(family, params, unravel(w))))(flat)[np.ix_(at, at)]
     # Any gradient of a function of the distribution; it has no part along rotations of a low-rank factor.
     target = jnp.linspace(-1.0, 1.0, family.dim)
     matrix = jnp.outer(target, target) + 2.0 * jnp.eye(family.dim)
-    grad = jax.grad(lambda w: family.mean(w) @ target + jnp.sum(matrix * covariance(family, w)))(params)
+    grad = jax.jit(jax.grad(lambda w: family.mean(w) @ target + jnp.sum(matrix * covariance(family, w))))(params)
     expected = jnp.linalg.pinv(fisher, rtol=1e-11) @ ravel_pytree(grad)[0][at]
-    direction = geometry.direction(params, grad)
-    moved = jax.jvp(lambda rate: geometry.move(params, direction, rate), (jnp.array(0.0),), (jnp.array(1.0),))[1]
+    direction = eqx.filter_jit(geometry.direction)(params, grad)
+    moved = jax.jit(jax.jacfwd(lambda rate: geometry.move(params, direction, rate)))(jnp.array(0.0))
     if isinstance(family, quell.LowRank):  # the solution is not unique: compare what it does to the distribution
         step = jnp.zeros_like(flat).at[at].set(expected)
         change = jax.jvp(lambda w: covariance(family, unravel(w)), (flat,), (step,))[1]
@@ -254,6 +255,7 @@ def test_a_slower_scale_has_the_bounds_of_its_own_rate(family):
     assert float(jnp.max(jnp.abs(alone.scale - slower.scale))) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_a_low_rank_scale_stays_large_enough_for_the_precision(dtype):
     """Steps that make the diagonal ever smaller, as noise may do."""
@@ -271,6 +273,7 @@ def test_a_low_rank_scale_stays_large_enough_for_the_precision(dtype):
     assert all(jnp.isfinite(leaf).all() for leaf in geometry.direction(params, grad))
 
 
+@pytest.mark.slow
 def test_a_low_rank_factor_whose_rows_are_alike_has_a_root_where_all_scales_are_least():
     family = quell.LowRank(2000, rank=3)
     geometry, params = family.geometry, family.init()

@@ -44,7 +44,7 @@ def test_log_joint_is_that_of_numpyro(name):
     model = make(case)
     kwargs = {key: value for key, value in case.kwargs.items() if key != "subsample_size"}
     sites = numpyro.handlers.trace(numpyro.handlers.seed(case.model, 0)).get_trace(*case.args, **kwargs)
-    for z in points(model):
+    for z in points(model, 2):
         free, log_det = model.unravel(z), 0.0
         values = {}
         for site, value in free.items():

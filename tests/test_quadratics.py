@@ -48,6 +48,7 @@ def batches(model, size):
 # The laws see what is kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["slope", "curvature", "unset"])
 def test_an_error_in_what_is_kept_is_a_bias(where):
     """A thousandth in the slope or in the curvature of all data, or a state that claims to be set before it is."""
@@ -230,6 +231,7 @@ def test_the_quadratic_of_a_minibatch_is_the_closest_one_under_the_q_of_the_refr
     assert left(model.expand(state.anchor.point, batch.rows)) > 10 * closest
 
 
+@pytest.mark.slow
 def test_latents_of_an_anchor_are_mirrored_at_the_mean(key):
     problem = catalogue.problem("function", "full-rank")
     anchor = LatentAnchor.at(problem, FAMILIES["full-rank"].params, key, 3)
@@ -259,6 +261,7 @@ def largest_array(jaxpr, ignored=()):
     return max(sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["diagonal", "low-rank"])
 @pytest.mark.parametrize("family", [quell.MeanField, lambda dim: quell.LowRank(dim, 2)], ids=["mean-field", "low-rank"])
 def test_memory_is_bounded(form, family, key):
@@ -315,6 +318,7 @@ def share_left(name, approximation, size):
     return np.asarray(shares())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["mean-field", "full-rank"])
 def test_where_each_datum_is_a_quadratic_nothing_is_left_of_noise_and_subsampling(family):
     """In location and in scale; with one curvature for all minibatches much is left."""
@@ -322,6 +326,7 @@ def test_where_each_datum_is_a_quadratic_nothing_is_left_of_noise_and_subsamplin
     assert share_left(("gaussian", family), SHARED, 2).min() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [("logistic", "full-rank"), ("poisson", "mean-field"), ("function", "full-rank")])
 def test_own_curvatures_leave_less_than_a_shared_one(name):
     own, shared = share_left(name, DENSE, 2), share_left(name, SHARED, 2)
@@ -365,6 +370,7 @@ EXACT_FITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "approximation", "right"), EXACT_FITS.values(), ids=EXACT_FITS)
 def test_a_conjugate_model_is_left_with_almost_no_variance(family, approximation, right, key):
     params = family.init(dtype=jnp.float64)

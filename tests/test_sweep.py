@@ -112,6 +112,7 @@ def test_an_elbo_without_a_closed_form_is_sampled_with_an_error(key):
 # One program
 
 
+@pytest.mark.slow
 def test_a_subset_is_compiled_once_whatever_the_rates_and_seeds(key, monkeypatch):
     traces = []
     step = loop.take_step

@@ -303,6 +303,7 @@ def test_scores_have_a_baseline_where_there_is_another_replicate():
 # The command
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes_the_catalogue(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(

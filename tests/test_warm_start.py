@@ -88,6 +88,7 @@ def test_the_gradient_of_a_warm_start_is_exact_for_its_rows(many, family):
         np.testing.assert_allclose(-NUM * one, other, **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [logistic, poisson])
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_a_warm_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make, family):
@@ -150,6 +151,7 @@ def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
         np.testing.assert_allclose(one, other, **RUNS)
 
 
+@pytest.mark.slow
 def test_several_fits_begin_as_one_does(many):
     model, family, key = logistic(), quell.FullRank(DIM), jax.random.key(0)
     several = quell.fit_many(model, family, num_fits=2, steps=2, key=key)
@@ -224,6 +226,7 @@ def too_many_for_adam(many, monkeypatch):
     monkeypatch.setattr(defaults, "LARGEST_FULL", 200)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_adam, family):
     model, key = logistic(), jax.random.key(3)
@@ -296,6 +299,7 @@ def test_a_warm_started_fit_with_adam_is_resumed_and_several_begin_as_one(too_ma
         np.testing.assert_allclose(one, other, **RUNS)
 
 
+@pytest.mark.slow
 def test_an_average_leaves_out_warm_up_steps(too_many_for_adam):
     model, family = logistic(), quell.MeanField(DIM)
     options = {"optimizer": optax.adam(0.01), "average_from": 0.0, "steps": 30, "key": jax.random.key(0)}

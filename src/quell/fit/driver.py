@@ -35,7 +35,7 @@ def run_plan(plan: FitPlan) -> list[FitResult]:
     steps, keeper = plan.options.steps, Keeper(plan.options.checkpoint)
     with in_use(plan.options.mesh):
         show = wants_bar(plan.options.progress) and is_first()
-        fits = FitLoop(keeper.begin(plan))
+        fits = FitLoop(keeper.first(plan))
         if steps < (done := int(fits.step.max())):
             raise CheckpointError(
                 f"`steps` must be at least {done}, the steps of the checkpoint, got {steps}; or start again with "
@@ -43,8 +43,12 @@ def run_plan(plan: FitPlan) -> list[FitResult]:
             )
         bar, hint = progress_bar(steps, first=done, show=show), hint_if_killed(keeper.advice, several=are_several())
         try:
-            with bar as report, hint:
-                fits.run(keeper, report)
+            keeper.begin(fits.snapshot)
+            try:
+                with bar as report, hint:
+                    fits.run(keeper, report)
+            finally:
+                keeper.save(fits.snapshot)
         except KeyboardInterrupt:
             if are_several():
                 raise  # the others wait for this process, and cannot know
@@ -52,8 +56,6 @@ def run_plan(plan: FitPlan) -> list[FitResult]:
             if not are_several():
                 raise
             raise process_lost(error, keeper.advice) from error
-        finally:
-            keeper.save(fits.snapshot)
         return fits.results()
 
 

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypedDict, TypeVar
 
+import equinox as eqx
 import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
@@ -24,7 +25,8 @@ from quell.variates import ControlVariate
 Variates = tuple[ControlVariate, ...] | Literal["auto"]
 
 
-def _checked_variates(variates: Any) -> Variates:
+def listed_variates(variates: Any) -> Variates:
+    """A tuple of what may be any iterable, or `"auto"`."""
     return "auto" if isinstance(variates, str) and variates == "auto" else list_variates(variates)
 
 
@@ -53,8 +55,7 @@ class FitKeywords(SweepKeywords, total=False):
     throw: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class FitOptions:
+class FitOptions(eqx.Module):
     """The options that `fit` and `fit_many` share; each is a keyword argument of both.
 
     Args:
@@ -98,7 +99,7 @@ class FitOptions:
         throw: raise on divergence instead of returning the last finite parameters with a warning.
     """
 
-    variates: Variates = "auto"
+    variates: Variates = eqx.field(default="auto", converter=listed_variates)
     optimizer: optax.GradientTransformation | None = None
     steps: int = 2000
     sampler: Sampler | None = None
@@ -111,13 +112,11 @@ class FitOptions:
     checkpoint: Checkpoint | None = None
     callback: Callback | None = None
     progress: bool | None = None
-    mesh: Mesh | None = None
+    mesh: Mesh | None = eqx.field(default=None, converter=checked_mesh)
     throw: bool = False
 
-    def __post_init__(self) -> None:
+    def __check_init__(self) -> None:
         """Refuse what no fit can use."""
-        object.__setattr__(self, "variates", _checked_variates(self.variates))
-        object.__setattr__(self, "mesh", checked_mesh(self.mesh))
         check_count("steps", self.steps)
         check_count("max_skipped", self.max_skipped, least=0)
         if self.average_from is not None and not 0 <= self.average_from < 1:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Key
 from quell.core.checks import check_count, check_key
 from quell.families import AbstractFamily
 from quell.fit.driver import run_plan
-from quell.fit.options import FitKeywords, FitOptions, shows_options
+from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
 from quell.fit.plan import FitPlan
 from quell.fit.result import FitResult
 from quell.fit.status import DivergenceError, Status
@@ -41,7 +41,7 @@ def fit(
         ('COMPLETED', 20)
     """
     check_key(key)
-    return _fit(model, family, key, FitOptions(**options))[0]
+    return _fit(model, family, key, options)[0]
 
 
 @shows_options(FitKeywords)
@@ -78,11 +78,14 @@ def fit_many(
     """
     check_key(key)
     check_count("num_fits", num_fits)
-    return tuple(_fit(model, family, jax.random.split(key, num_fits), FitOptions(**options)))
+    return tuple(_fit(model, family, jax.random.split(key, num_fits), options))
 
 
-def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], options: FitOptions) -> list[FitResult]:
+def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], given: FitKeywords) -> list[FitResult]:
     """Run the fits, and warn or raise if one has diverged; of several, say which."""
+    if "variates" in given:  # an iterator must not come to a PyTree
+        given["variates"] = listed_variates(given["variates"])
+    options = FitOptions(**given)
     results = run_plan(FitPlan.of(options, model, family, key))
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:

@@ -81,22 +81,10 @@ class Keeper:
         self.saved: Snapshot | None = None
         self.saved_at = time.monotonic()
 
-    def begin(self, plan: FitPlan) -> Snapshot:
-        """The snapshot of the checkpoint, or a fresh one, written now so that a bad path fails before the fit."""
-        first = Snapshot.first(plan)
-        if self.checkpoint is None:
-            return first
-        path = self.checkpoint.path
-        _ = plan.fingerprint  # taken in all processes, since each sums over its own rows
-        if not is_there(path):
-            try:
-                first_does(lambda: self._write(path, first))
-            except OSError as error:
-                raise CheckpointError(
-                    f"The checkpoint must be a file in an existing folder, got {path} ({error.strerror}); try "
-                    "`quell.Checkpoint('fit.quell')`."
-                ) from error
-            return first
+    def first(self, plan: FitPlan) -> Snapshot:
+        """The snapshot of the checkpoint, or a fresh one."""
+        if self.checkpoint is None or not is_there(path := self.checkpoint.path):
+            return Snapshot.first(plan)
         if not self.checkpoint.resume:
             raise CheckpointError(
                 f"The checkpoint {path} already exists; pass `quell.Checkpoint({str(path)!r}, resume=True)` or another "
@@ -105,6 +93,20 @@ class Keeper:
         self.saved = Snapshot.load(path, plan)
         first_does(lambda: _remove_unfinished(path))
         return self.saved
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Write the first snapshot, so that a bad path fails before the fit."""
+        if self.checkpoint is None or self.saved is not None:
+            return
+        path = self.checkpoint.path
+        _ = snapshot.plan.fingerprint  # taken in all processes, since each sums over its own rows
+        try:
+            first_does(lambda: self._write(path, snapshot))
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint must be a file in an existing folder, got {path} ({error.strerror}); try "
+                "`quell.Checkpoint('fit.quell')`."
+            ) from error
 
     def after_chunk(self, snapshot: Snapshot, *, step: int) -> None:
         """Write, if it is time."""
