@@ -321,7 +321,7 @@ BAD = {
     "fit {models}:broken --data {data} --out {out}": r"broken in .* cannot be called .*\(KeyError: 'z'\)",
     "fit {models}:line --out {out}": r"must be one of .* \(ready\), got 'line'",
     "fit {models}:ready --family full --out {out}": r"family must be one of .*, got 'full'\. Did you mean 'fullrank'",
-    "fit {models}:ready --steps 0 --out {out}": r"`steps` must be an integer of at least 1, got 0",
+    "fit {models}:ready --steps 0 --out {out}": r"`steps` must be at least 1, got 0",
     "fit {models}:ready --learning-rate -1 --out {out}": r"`learning_rate` must be positive and finite, got -1\.0",
     "fit {models}:ready --batch-size 9 --out {out}": r"`batch_size` .*9",
     "fit {models}:ready --variates S8 --out {out}": r"must be one of auto, default, none, S4.* got 'S8'",

@@ -242,8 +242,11 @@ def test_the_page_on_one_step_names_the_files_that_a_step_goes_through():
     rows = re.findall(r"^\| \d+ \| `(\S+)` \|", _text(ONE_STEP), re.MULTILINE)
     assert rows == main
     assert len(rows) <= MOST_FILES
-    aside = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", _text(ONE_STEP).partition("## Left aside")[2])
+    left = _text(ONE_STEP).partition("## Left aside")[2]
+    aside = re.findall(r"`([a-z_]+/[a-z_]+\.py)`", left)
     assert sorted(aside) == sorted(set(found) - set(main))
+    counts = re.search(r"(\d+) files of `src/quell` in all, and the table has the (\d+) .* The other (\d+) ", left)
+    assert [int(count) for count in counts.groups()] == [len(found), len(main), len(aside)]
 
 
 # What the pages name

@@ -103,7 +103,7 @@ def test_integers_are_remainders_of_all_64_bits(limit, key):
     np.testing.assert_array_equal(draw._integers(keys, smaller, limit), expected.astype(np.int64))
 
 
-@pytest.mark.parametrize(("num_data", "size"), [(5, 4), (3, 3), (10, 7), (100, 40), (1000, 100), (20_000, 700)])
+@pytest.mark.parametrize(("num_data", "size"), [(5, 4), (3, 3), (10, 7), (100, 40)])
 def test_a_device_that_does_much_at_once_draws_the_same(num_data, size):
     rng = np.random.default_rng(num_data)
     tops = jnp.arange(num_data - size, num_data, dtype=jnp.int32)

@@ -84,7 +84,7 @@ def make_problem(name: str, *, data_dir: DataDir = None) -> BenchProblem:
     Raises:
         DatasetUnavailable: for `australian` without its data.
     """
-    check_name("problem", name, NAMES)
+    check_name("The problem", name, NAMES)
     return _MAKERS[name](name, data_dir)
 
 

@@ -25,7 +25,7 @@ def split_names(kind: str, text: str, valid: Sequence[str]) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     with bad_parameters():
         for name in names or [text]:
-            check_name(kind, name, valid)
+            check_name(f"The {kind}", name, valid)
     return list(dict.fromkeys(names))
 
 

@@ -31,6 +31,7 @@ from quell.approximations import TaylorInData
 from quell.combine import Moments, Rule, isotropic, solve
 from quell.estimators import Reparameterization
 from quell.evaluation import Sampler
+from quell.families import CHOLESKY, SYMMETRIC
 from quell.gradient import Gradient, GradientState
 from quell.models import AbstractDataExpansion
 from quell.paper import VARIATES, Dataset, load, variates
@@ -38,6 +39,7 @@ from quell.terms import Data
 from quell.variates import ControlVariate
 
 NUM_HALVES = 12
+HALVES_COLUMNS = ("none", "S7", "c5", "c7")
 
 
 # Other expansions in the data
@@ -90,7 +92,7 @@ def expanded(dataset: Dataset, point: str, order: int) -> dict[str, ControlVaria
         "itself": None,
     }[point]
     taylor = None if centers is None else OtherTaylorInData(Expansion(jnp.asarray(u), jnp.asarray(centers), order))
-    pairs = {"c5": "cholesky", "c6": "symmetric"}
+    transports = {"c5": CHOLESKY, "c6": SYMMETRIC}
     return {
         name: ControlVariate(
             Data(),
@@ -99,7 +101,7 @@ def expanded(dataset: Dataset, point: str, order: int) -> dict[str, ControlVaria
             approximation=taylor,
             label=name,
         )
-        for name, transport in pairs.items()
+        for name, transport in transports.items()
     }
 
 
@@ -109,8 +111,7 @@ def expanded(dataset: Dataset, point: str, order: int) -> dict[str, ControlVaria
 class NotDebiased(Rule):
     """Averages that start at zero and stay too small at first, with the number of samples of the long run."""
 
-    def weights(self, state, *, num_units: int, num_params: Any, members: Any = None):
-        assert members is None, "all variates are in use"
+    def weights(self, state, *, num_units: int, num_params: Any):
         total = Moments.from_joint(self.decay * state.total)
         num = total.cross.shape[0]
         prior = isotropic(self.v0, num_params=num_params, num_variates=num, dtype=total.cross.dtype)
@@ -195,15 +196,19 @@ def ensemble(job: Job) -> tuple[ControlVariate, ...]:
     return tuple(others[variate.name] for variate in chosen)
 
 
+def gradient(job: Job) -> Gradient:
+    """The gradient of a job."""
+    kind = SameDraw if job.change.same_draw else Gradient
+    problem = protocol.paper_problem(job.dataset)
+    return kind(problem, ensemble(job), sampler=job.change.sampler, rule=job.change.rule)
+
+
 def run(job: Job) -> dict:
     """Final ELBO of the runs of a job, beside the paper's."""
     change = job.change
-    kind = SameDraw if change.same_draw else Gradient
-    problem = protocol.paper_problem(job.dataset)
-    gradient = kind(problem, ensemble(job), sampler=change.sampler, rule=change.rule)
     rate = change.rate * LEARNING_RATES.get(job.dataset.name, 0.4)
     options = {"num_runs": job.num_runs, "record_every": 500, "optimizer": change.optimizer}
-    curves = protocol.elbo_curves(gradient, learning_rates=[rate], **options)
+    curves = protocol.elbo_curves(gradient(job), learning_rates=[rate], **options)
     final = curves[0, :, -1]
     finite = final[np.isfinite(final)]
     return {
@@ -219,7 +224,7 @@ def run(job: Job) -> dict:
     }
 
 
-def halves(num_halves: int) -> list[Dataset]:
+def random_halves(num_halves: int) -> list[Dataset]:
     """Random halves of ionosphere, scaled after the choice of rows, as the packaged half is."""
     whole, found = load("ionosphere-full"), []
     for seed in range(num_halves):
@@ -232,6 +237,12 @@ def halves(num_halves: int) -> list[Dataset]:
     return found
 
 
+def all_jobs(datasets: list[Dataset], halves: list[Dataset], num_runs: int) -> list[Job]:
+    """Every change on every data set, and the protocol on the halves of ionosphere."""
+    changed = [Job(change, data, name, num_runs) for data in datasets for change in CHANGES for name in change.columns]
+    return changed + [Job(CHANGES[0], half, name, num_runs) for half in halves for name in HALVES_COLUMNS]
+
+
 def main(
     data_dir: Annotated[Path | None, typer.Option(help="Folder with australian.csv.")] = None,
     out: Annotated[Path, typer.Option(help="Where the JSON goes.")] = Path("experiments/results/alternatives.json"),
@@ -240,10 +251,7 @@ def main(
     """Run all changes, print the tables, and write them down."""
     began = time.perf_counter()
     datasets = [load("sonar"), load("australian", data_dir=data_dir)]
-    jobs = [Job(change, data, column, runs) for data in datasets for change in CHANGES for column in change.columns]
-    jobs += [
-        Job(CHANGES[0], half, column, runs) for half in halves(NUM_HALVES) for column in ("none", "S7", "c5", "c7")
-    ]
+    jobs = all_jobs(datasets, random_halves(NUM_HALVES), runs)
     rows: list[dict] = [{}] * len(jobs)
     for done, (number, row) in enumerate(run_jobs(run, jobs, num_workers=available_cores()), 1):
         rows[number] = row

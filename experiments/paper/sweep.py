@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.common.experiment import AbstractExperiment
+from experiments.common.json_value import json_value
 from experiments.paper import protocol
 from quell.paper.datasets import Dataset
 from quell.paper.ensembles import variates
@@ -77,12 +78,12 @@ class Sweep:
             "steps": self.steps,
             "optimum": self.optimum,
             "iterations": self.iterations.tolist(),
-            "median": _nullable(self.median),
-            "envelope": _nullable(self.envelope),
+            "median": json_value(self.median),
+            "envelope": json_value(self.envelope),
             "final_mean": [
-                _nullable(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else None for row in final
+                json_value(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else None for row in final
             ],
-            "final_median": _nullable(self.median[:, -1]),
+            "final_median": json_value(self.median[:, -1]),
             "runs_not_finite": [int((~np.isfinite(row)).sum()) for row in final],
             "seconds": round(self.seconds, 3),
         }
@@ -151,9 +152,3 @@ def record_interval(num_steps: int) -> int:
     """Steps between two records: the largest divisor of the steps that gives at least fifty records."""
     most = max(1, num_steps // 50)
     return max(k for k in range(1, most + 1) if num_steps % k == 0)
-
-
-def _nullable(values: Any) -> Any:
-    if isinstance(values, np.ndarray):
-        return [_nullable(value) for value in values]
-    return float(values) if np.isfinite(values) else None

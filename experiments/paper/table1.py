@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from experiments.common.json_value import json_value
 from experiments.paper import protocol
 from experiments.paper.sweep import COLUMNS, Sweep, SweepExperiment, sweep_experiments
 from quell.paper.datasets import Dataset
@@ -94,9 +95,9 @@ class Cell:
             "runs": self.curves.shape[0],
             "runs_not_finite": int(self.curves.shape[0] - self.final.size),
             "steps": self.steps,
-            "elbo_mean": _finite(self.mean),
-            "elbo_stderr": _finite(self.stderr),
-            "elbo_median": _finite(self.median),
+            "elbo_mean": json_value(self.mean),
+            "elbo_stderr": json_value(self.stderr),
+            "elbo_median": json_value(self.median),
             "optimum": self.optimum,
             "paper": self.paper,
             "seconds": round(self.seconds, 3),
@@ -113,7 +114,3 @@ def table1_experiments(
 ) -> list[SweepExperiment]:
     """The cells of Table 1: sweeps at the paper's learning rates alone."""
     return sweep_experiments(datasets, columns, factors=(1.0,), num_runs=num_runs, num_steps=num_steps, seed=seed)
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

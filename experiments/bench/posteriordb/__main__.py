@@ -16,7 +16,6 @@ from typing import Annotated, Any
 _BEGAN = time.perf_counter()
 
 import jax  # noqa: E402
-import numpy as np  # noqa: E402
 import typer  # noqa: E402
 
 from experiments.bench.posteriordb.accuracy import moment_errors  # noqa: E402
@@ -25,6 +24,7 @@ from experiments.bench.posteriordb.ports import PORTS  # noqa: E402
 from experiments.bench.posteriordb.ports.port import Port  # noqa: E402
 from experiments.bench.posteriordb.source import PosteriorFolder, Reference  # noqa: E402
 from experiments.bench.posteriordb.stopwatch import Stopwatch  # noqa: E402
+from experiments.common.json_value import json_value  # noqa: E402
 
 
 def main(name: str, method: str, posteriordb: Annotated[Path, typer.Option()], seed: int = 0) -> None:
@@ -38,7 +38,7 @@ def main(name: str, method: str, posteriordb: Annotated[Path, typer.Option()], s
     record = {"posterior": name, "method": method, "seconds_import": seconds_import}
     record |= fit_and_evaluate(port, method, folder.reference(name), seed)
     record |= {"x64": port.x64, "seed": seed, "jax": jax.__version__, "load": round(os.getloadavg()[0], 2)}
-    print(json.dumps({key: _plain(value) for key, value in record.items()}))
+    print(json.dumps({key: json_value(value) for key, value in record.items()}))
 
 
 def fit_and_evaluate(port: Port, method: str, reference: Reference, seed: int) -> dict[str, Any]:
@@ -57,11 +57,6 @@ def fit_and_evaluate(port: Port, method: str, reference: Reference, seed: int) -
             record["error"] = f"{type(error).__name__}: {error}"
         messages = [f"{one.category.__name__}: {one.message}" for one in caught]
     return {"seconds_total": watch.total, **record, **watch.record(), "warnings": list(dict.fromkeys(messages))}
-
-
-def _plain(value: Any) -> Any:
-    """JSON has no infinity and no NaN."""
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 if __name__ == "__main__":

@@ -30,21 +30,13 @@ CHEAP = ["c1", "c2", "c5", "c7"]
 EVERY = (5, 10)
 
 
-def table(path: Path) -> quell.models.AbstractModel:
-    """Logistic regression on the columns scaled to [-1, 1], with an intercept; the label is last."""
-    rows = np.loadtxt(path, delimiter=",", skiprows=1)
-    features, labels = rows[:, :-1], rows[:, -1]
-    low, high = features.min(axis=0), features.max(axis=0)
-    scaled = np.where(high > low, 2 * (features - low) / np.where(high > low, high - low, 1.0) - 1.0, 0.0)
-    return quell.logistic_regression(np.hstack([scaled, np.ones((len(rows), 1))]), labels)
-
-
-def problems(data: Path) -> dict[str, tuple[quell.Problem, quell.Sampler, Any]]:
+def problems(data_dir: Path | None) -> dict[str, tuple[quell.Problem, quell.Sampler, Any]]:
     """Problem, sampler and variates by name."""
     ten, fifty = quell.Sampler(10, 1), quell.Sampler(1, 50)
     found = {}
     for name in ("australian", "sonar"):
-        model = table(data / f"{name}.csv")
+        data = quell.paper.load(name, data_dir=data_dir)
+        model = quell.logistic_regression(data.features, data.labels)
         full = quell.Problem(model, quell.FullRank(model.dim))
         found |= {
             f"{name}, {which}": (full, ten, quell.paper.variates(names))
@@ -131,7 +123,7 @@ def every(num_data: int, dim: int, names: Any, repeats: int) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="directory of australian.csv and sonar.csv")
+    parser.add_argument("--data", type=Path, help="folder with australian.csv")
     parser.add_argument("--out", help="JSON file for the figures")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=5)

@@ -224,7 +224,7 @@ def measure(problem: quell.Problem, batch_size: int | None, steps: int, timed: l
         programs[name] = functools.partial(run, some, start(some), keys)
     seconds = step_seconds(programs, keys.shape[0])
     times = {name: value / seconds["base"] for name, value in seconds.items()}
-    return {"elbo": float(jnp.mean(elbo[-100:])), "quieter": found, "step_time": times}
+    return {"elbo": float(jnp.mean(elbo[-100:])), "variance_ratio": found, "step_time": times}
 
 
 def main() -> None:
@@ -246,7 +246,7 @@ def main() -> None:
                 rows.append(row)
                 cells = [
                     f"{x:.1f}x" + (f" {found['step_time'][e]:.1f}t" if e in found["step_time"] else "")
-                    for e, x in found["quieter"].items()
+                    for e, x in found["variance_ratio"].items()
                 ]
                 print(
                     f"{name:22}{row['family']:12}{batch_size or 'all':>6}{found['elbo']:9.1f}"

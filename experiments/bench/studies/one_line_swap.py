@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One line changed in a NumPyro script: steps until the ELBO has settled, and the ELBO at the end.
+"""One line changed in a NumPyro script: steps until the ELBO stays near its best, and the ELBO at the end.
 
     python -m experiments.bench.studies.one_line_swap [--steps 4000] [--runs 9] [--out FILE.json]
 
 Logistic regression (sonar, minibatches of 20 rows through a subsampled plate) and eight schools, with four guides.
-Both sides have NumPyro's Adam at the same rate, for four rates, and the same number of model evaluations per step, and
-are judged by NumPyro's own ELBO at the same 2,000 samples. The steps are those after which the median ELBO of the runs
-stays within 1 or 0.1 nat of the best median that any rate and either side has reached (null where it never does), and
-the gap is that at the end (null where the parameters have diverged).
+Both methods have NumPyro's Adam at the same rate, for four rates, and the same number of model evaluations per step,
+and are compared by NumPyro's own ELBO at the same 2,000 samples. The steps are those after which the median ELBO of the
+runs stays within 1 or 0.1 nat of the best median of any rate and either method (null where it never does), and the gap
+is that at the end (null where the parameters have diverged).
 """
 
 import argparse
@@ -87,8 +87,8 @@ def curves(svi_class, loss, model, guide_class, args, kwargs, *, rate, steps, ru
     return np.asarray(jax.jit(lambda tree: jax.lax.map(lambda one: jax.lax.map(elbo, one), tree))(snapshots))
 
 
-def settled(curve, level, steps):
-    """The first snapshot from which on a curve stays above a level; `None` if there is none."""
+def steps_to_stay_above(level, curve, steps):
+    """The step of the first snapshot from which on a curve stays above a level; `None` if there is none."""
     near = curve > level
     if not near[-1]:
         return None
@@ -101,8 +101,8 @@ def compare(steps, runs):
     for problem, (model, args, kwargs) in problems().items():
         for guide in GUIDES:
             found = {}
-            sides = {"numpyro": (SVI, Trace_ELBO()), "quell": (adapters.SVI, adapters.EnsembleELBO(same_data=True))}
-            for name, (svi_class, loss) in sides.items():
+            methods = {"numpyro": (SVI, Trace_ELBO()), "quell": (adapters.SVI, adapters.EnsembleELBO(same_data=True))}
+            for name, (svi_class, loss) in methods.items():
                 tried = {
                     rate: curves(svi_class, loss, model, guide, args, kwargs, rate=rate, steps=steps, runs=runs)
                     for rate in RATES
@@ -115,7 +115,7 @@ def compare(steps, runs):
                     curve = by_rate[rate]
                     row = {"problem": problem, "guide": guide.__name__, "rate": rate, "method": name}
                     for distance in DISTANCES:
-                        row[f"steps_to_{distance:g}_nat"] = settled(curve, best - distance, steps)
+                        row[f"steps_to_{distance:g}_nat"] = steps_to_stay_above(best - distance, curve, steps)
                     row["final_gap"] = float(best - curve[-1]) if np.isfinite(curve[-1]) else None
                     rows.append(row)
                     print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)

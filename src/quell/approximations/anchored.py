@@ -13,6 +13,7 @@ from quell.approximations.anchored_term import AnchoredTerm, SketchedTerm
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.sketch import AbstractSketch, DenseSketch, DiagonalSketch, LowRankSketch, Products
 from quell.core.checks import check_count, check_name
+from quell.core.trees import all_finite, select
 from quell.evaluation import Evaluation, Problem
 from quell.families import Capability
 from quell.models.quadratic import AbstractCurvature, DenseCurvature, Quadratic
@@ -76,7 +77,7 @@ class AnchoredQuadratic(AbstractApproximation):
             0 is Taylor at the mean, which suits likelihoods that are costly.
 
     Bias: none in a variate.
-    Cost: on a minibatch one gradient and, in the dense form, one product with its Hessian, a replicate and a latent of
+    Cost: on a minibatch one gradient and, in the dense form, one product with its Hessian per replicate and latent of
     \(q\) (for a linear predictor two products with the features, ten derivatives per datum and the predictors'
     variances); on all data one product with \(H\). A closed form on a minibatch takes its whole Hessian, except for a
     linear predictor. A refresh passes over all data: one gradient, and as many products with the Hessian as the form
@@ -107,7 +108,7 @@ class AnchoredQuadratic(AbstractApproximation):
         for name in ("every", "rank", "rows_at_once"):
             check_count(name, getattr(self, name))
         check_count("num_pairs", self.num_pairs, least=0)
-        check_name("curvature", self.curvature, ("auto", "dense", "low-rank", "diagonal"))
+        check_name("`curvature`", self.curvature, ("auto", "dense", "low-rank", "diagonal"))
 
     @property
     def name(self) -> str:
@@ -139,10 +140,10 @@ class AnchoredQuadratic(AbstractApproximation):
         is_due = state.step % self.every == 0
         old = {name: state.quadratics[name] for name in names}, state.anchor
         new = jax.lax.cond(any_of_batch(is_due), lambda: self._refresh(evaluation, *old, state.step), lambda: old)
-        usable = {name: is_due & _is_finite(new[0][name]) for name in names}
-        kept = {name: _where(usable[name], new[0][name], old[0][name]) for name in names}
+        usable = {name: is_due & all_finite(new[0][name]) for name in names}
+        kept = {name: select(usable[name], new[0][name], old[0][name]) for name in names}
         is_set = {name: state.is_set[name] | usable[name] for name in names}
-        anchor = _where(usable["data"], new[1], old[1]) if "data" in names else state.anchor
+        anchor = select(usable["data"], new[1], old[1]) if "data" in names else state.anchor
         return AnchoredState(state.step + 1, {**state.is_set, **is_set}, {**state.quadratics, **kept}, anchor)
 
     def _refresh(
@@ -188,14 +189,6 @@ def _names(term: AbstractTerm) -> list[str]:
     """Those of the data and the prior term that a term is made of."""
     parts = term.parts if isinstance(term, Total) else (term,)
     return sorted({part.name for part in parts if isinstance(part, Data | Prior)})
-
-
-def _is_finite(tree: PyTree) -> Bool[Array, ""]:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
-
-
-def _where(use: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda n, o: jnp.where(use, n, o), new, old)
 
 
 @jax.custom_batching.custom_vmap

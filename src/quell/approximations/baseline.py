@@ -37,7 +37,7 @@ class Baseline(AbstractApproximation):
 
     def __check_init__(self) -> None:
         """Refuse a kind that is not known."""
-        check_name("baseline", self.kind, ("leave-one-out", "moving-average"))
+        check_name("`kind`", self.kind, ("leave-one-out", "moving-average"))
         if not 0 < self.decay <= 1:
             raise ValueError(f"`decay` must be above 0 and at most 1, got {self.decay}.")
 
@@ -50,7 +50,7 @@ class Baseline(AbstractApproximation):
         return False
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        return "its function is a constant already" if term.name == "score" else None
+        return "its function is a constant already" if term.is_constant else None
 
     def init(self, problem: Problem) -> PyTree:
         return {"mean": jnp.zeros(()), "mass": jnp.zeros(())} if self.kind == "moving-average" else None

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, PyTree
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractSharedCurvatureTerm, Tangent
 from quell.core.checks import check_name, check_positive
+from quell.core.trees import all_finite, select
 from quell.evaluation import Batch, Evaluation, Problem
 from quell.families import Capability
 from quell.models.quadratic import AbstractCurvature, DenseCurvature, DiagonalCurvature, Quadratic
@@ -56,7 +57,7 @@ class FittedQuadratic(AbstractApproximation):
     def __check_init__(self) -> None:
         """Refuse a rate that is not positive, and a form that is not known."""
         check_positive("rate", self.rate)
-        check_name("curvature", self.curvature, ("auto", "dense", "diagonal"))
+        check_name("`curvature`", self.curvature, ("auto", "dense", "diagonal"))
 
     @property
     def name(self) -> str:
@@ -88,8 +89,7 @@ class FittedQuadratic(AbstractApproximation):
         seen = _residuals(term, evaluation, here)
         learn, size = (learn_dense, dim) if self._is_dense(dim) else (learn_diagonal, DIAGONAL_SIZE)
         new = learn(here, seen, min(1.0, self.rate * seen.rest.shape[0] / (size + 1)))
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(new)]))
-        return jax.tree.map(lambda n, old: jnp.where(finite, n.astype(old.dtype), old), new, state)
+        return select(all_finite(new), new, state)
 
     def _is_dense(self, dim: int) -> bool:
         return dim <= LARGEST_DENSE if self.curvature == "auto" else self.curvature == "dense"

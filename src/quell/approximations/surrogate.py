@@ -11,6 +11,8 @@ from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.concrete import Concrete
+from quell.core.checks import first_line
+from quell.core.trees import all_finite, select
 from quell.evaluation import Evaluation, Problem
 from quell.families import AbstractTransport
 from quell.terms import AbstractTerm
@@ -66,7 +68,7 @@ class Surrogate(AbstractApproximation):
         try:
             out = eqx.filter_eval_shape(self.network, latent)
         except Exception as error:  # whatever the user's module raises for a wrong shape
-            return f"the network does not take a latent of length {problem.family.dim} ({_first_line(error)})"
+            return f"the network does not take a latent of length {problem.family.dim} ({first_line(error)})"
         shape = getattr(out, "shape", None)
         if shape != ():
             return f"the network gives shape {shape} for a latent of length {problem.family.dim} instead of one number"
@@ -86,8 +88,7 @@ class Surrogate(AbstractApproximation):
     ) -> SurrogateState:
         updates, optimizer = self.optimizer.update(grad.network, state.optimizer, state.network)
         after = SurrogateState(optax.apply_updates(state.network, updates), optimizer)
-        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(grad.network)]))
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+        return select(all_finite(grad.network), after, state)
 
 
 class LearnedTerm(AbstractTerm):
@@ -113,7 +114,3 @@ class LearnedTerm(AbstractTerm):
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
         return "the expectation of a network has no closed form"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from quell.approximations.base import AbstractApproximation
+from quell.core.checks import first_line
 from quell.data.access import like_rows
 from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport
@@ -26,7 +27,7 @@ class TaylorInData(AbstractApproximation):
     Bias: none in a variate.
     Cost: for a linear predictor as the likelihood of the minibatch, and on all data one product with a
     `latent x latent` matrix per replicate. For a `Model` each datum of the minibatch costs a product with a Hessian,
-    about three gradients, and all data as many such products as a datum has numbers, each replicate.
+    about three gradients, and all data as many such products as a datum has numbers, per replicate.
 
     References: Wang et al. (2013); Geffner & Domke (2018), section 3.2.
     """
@@ -36,7 +37,7 @@ class TaylorInData(AbstractApproximation):
         return "taylor-x"
 
     def refuses(self, problem: Problem, term: AbstractTerm) -> str | None:
-        if term.name != Data().name:
+        if not isinstance(term, Data):
             return f"the {term.name} term has no data to expand in"
         expansion = eqx.filter_eval_shape(lambda model: model.data_expansion(), problem.model)
         return _why_none(problem.model) if expansion is None else _why_not_twice(expansion, problem.model)
@@ -91,8 +92,8 @@ def _why_not_twice(expansion: AbstractDataExpansion, model: AbstractModel) -> st
     try:
         eqx.filter_eval_shape(_mean_grad, expansion, like)
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        return f"the log-likelihood cannot be differentiated twice in its data ({type(error).__name__}: {reason})"
+        what = f"{type(error).__name__}: {first_line(error)}"
+        return f"the log-likelihood cannot be differentiated twice in its data ({what})"
     return None
 
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from quell.core.checks import first_line
 from quell.core.processes import ProcessLost
 
 Coordinator = Annotated[
@@ -63,7 +64,7 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
             shutdown_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except (RuntimeError, ValueError) as error:
-        first = str(error).strip().split("\n")[0]
+        first = first_line(error)
         raise ValueError(
             f"`--coordinator` must be an address that all processes reach, or a cluster that JAX supports, got "
             f"{coordinator} ({first}); start all processes within five minutes, each with its own `--process-id`."

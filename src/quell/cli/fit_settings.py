@@ -33,7 +33,7 @@ FAMILIES: dict[str, Callable[[int], AbstractFamily]] = {
 
 
 @functools.cache
-def falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
+def _falling_adam(steps: int) -> Callable[[Any], optax.GradientTransformation]:
     """Adam with cosine decay to zero, as a function of its initial rate."""
     return lambda rate: optax.adam(optax.cosine_decay_schedule(rate, steps))
 
@@ -53,14 +53,14 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         """Check the options before any file is read."""
-        check_name("family", self.family, FAMILIES)
+        check_name("The family", self.family, FAMILIES)
         check_count("steps", self.steps)
         if self.learning_rate is not None:
             check_positive("learning_rate", self.learning_rate)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
         for name in self._variate_names():
-            check_name("ensemble", name, ["auto", "default", *SUBSETS, *VARIATES])
+            check_name("The ensemble", name, ["auto", "default", *SUBSETS, *VARIATES])
 
     def resolved(self) -> "FitSettings":
         """The settings with absolute paths."""
@@ -87,7 +87,7 @@ class FitSettings:
         with self.explained():
             options = FitOptions(
                 variates=self._chosen_variates(problem, sampler),
-                optimizer=None if rate is None else falling_adam(moving_steps(self.steps))(rate),
+                optimizer=None if rate is None else self.adam()(rate),
                 steps=self.steps,
                 sampler=None if self.batch_size is None else sampler,
                 checkpoint=checkpoint,
@@ -101,6 +101,10 @@ class FitSettings:
         model = load_model(self.model, data)
         with self.explained():
             return quell.Problem(model, FAMILIES[self.family](model.dim))
+
+    def adam(self) -> Callable[[Any], optax.GradientTransformation]:
+        """Adam that decays over the steps that move, as a function of its initial rate: only `auto` has a warm-up."""
+        return _falling_adam(moving_steps(self.steps) if self.variates == "auto" else self.steps)
 
     def sampler(self, problem: quell.Problem) -> quell.Sampler:
         """The default sampler for the optimiser, with `batch_size` if it was given."""

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from quell.cli.cluster import Coordinator, NumProcesses, ProcessId, join, together
 from quell.cli.common import Seed, bad_parameters, output_console, resumable
-from quell.cli.fit_settings import FAMILIES, FitSettings, falling_adam
+from quell.cli.fit_settings import FAMILIES, FitSettings
 from quell.core.atomic import write_atomically
 from quell.core.checks import check_count
 from quell.diagnostics.theme import png_bytes
@@ -26,21 +26,21 @@ _RATES = "0.001,0.003,0.01,0.03,0.1"
 
 
 def sweep(
-    model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py where it holds one model.")],
+    model: Annotated[str, typer.Argument(help="FILE.py:MODEL, or FILE.py if it has one model.")],
     out: Annotated[Path, typer.Option(help="Folder for the table, the figure and finished subsets.")],
     data: Annotated[
         Path | None, typer.Option(help="Arrays for a MODEL that is a function: .npz, or .csv with a header.")
     ] = None,
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
-    rates: Annotated[str, typer.Option(help="Learning rates that Adam starts from, to fall to zero.")] = _RATES,
+    rates: Annotated[str, typer.Option(help="Initial rates of Adam with cosine decay.")] = _RATES,
     subsets: Annotated[
         str, typer.Option(help="Variates: default, none, S4 to S7, c1 to c7, or sums such as c1+c7.")
     ] = "none,default",
     seeds: Annotated[int, typer.Option(help="Fits per subset and rate.")] = 8,
-    steps: Annotated[int, typer.Option(help="Of each fit.")] = 2000,
+    steps: Annotated[int, typer.Option(help="Steps of each fit.")] = 2000,
     seed: Seed = 0,
     batch_size: Annotated[
-        int | None, typer.Option(help="Data in a minibatch; by default all, or 100 where there are many.")
+        int | None, typer.Option(help="Data per minibatch; default: all, or 100 if there are many.")
     ] = None,
     coordinator: Coordinator = None,
     num_processes: NumProcesses = None,
@@ -73,7 +73,7 @@ def sweep(
 
 
 def _plan(settings: FitSettings, rates: tuple[float, ...], subsets: list[str], seeds: int) -> SweepPlan:
-    """Read model and data, and plan the sweep: each fit is that of `quell fit --learning-rate RATE`."""
+    """Read model and data, and plan fits that are those of `quell fit --learning-rate RATE --variates SUBSET`."""
     problem = settings.problem()
     with settings.explained():
         return SweepPlan.of(
@@ -82,7 +82,7 @@ def _plan(settings: FitSettings, rates: tuple[float, ...], subsets: list[str], s
             learning_rates=rates,
             subsets=subsets,
             num_seeds=seeds,
-            optimizer=falling_adam(settings.steps),
+            optimizer=settings.adam(),
             steps=settings.steps,
             sampler=settings.sampler(problem),
         )

@@ -41,7 +41,7 @@ def variates(
 ) -> None:
     """The catalogue of control variates for a model and a family: term, approximation, estimator pair and cost."""
     with bad_parameters():
-        check_name("family", family, FAMILIES)
+        check_name("The family", family, FAMILIES)
         large = None if dim is None else _large(model, FAMILIES[family], family, dim)
         chosen = _model(model)
     with bad_parameters(), Console(stderr=True).status("counting operations and looking for linear combinations"):
@@ -115,7 +115,7 @@ def _model(text: str, dim: int = 3) -> AbstractModel:
     if text == "gaussian":
         return quell.gaussian_regression(features, rng.normal(size=8), noise=0.5)
     if ".py" not in text:
-        check_name("model", text, ("logistic", "poisson", "gaussian", "FILE.py:MODEL"))
+        check_name("The model", text, ("logistic", "poisson", "gaussian", "FILE.py:MODEL"))
     return load_model(text)
 
 

@@ -110,7 +110,7 @@ class Rule(eqx.Module):
             `"natural"` is \(g^\top F^{-1} g\) of the gradient of the ELBO in nats, with the Fisher matrix \(F\) of the
             family: the norm that counts where steps follow the natural gradient. `v0` is then in its units.
         every: take inner products at each step of this number only, and go on with the weights between. Between, the
-            squared norms that a step tells are those of the latest inner products at the weights in use. `decay` is
+            squared norms that a step reports are those of the latest inner products at the weights in use. `decay` is
             that of one taking.
 
     Example:
@@ -135,8 +135,10 @@ class Rule(eqx.Module):
         if not 0 <= self.v0 < math.inf:
             raise ValueError(f"`v0` must be at least 0 and finite, got {self.v0}.")
         if self.by_leaf and self.prior is not None:
-            raise ValueError("`prior` holds traces over all parameters and cannot go with `by_leaf=True`; use `v0`.")
-        check_name("metric", self.metric, METRICS)
+            raise ValueError(
+                "`prior` must be `None` with `by_leaf=True`, got one for all parameters together; try `v0`."
+            )
+        check_name("`metric`", self.metric, METRICS)
         check_count("every", self.every)
 
     def init(self, num_variates: int, dtype: DTypeLike, *, num_leaves: int = 1) -> MomentState:

@@ -21,19 +21,20 @@ def check_key(key: object) -> None:
 
 def check_count(name: str, value: object, *, least: int = 1) -> None:
     """Refuse a count that is not an integer or is too small."""
-    if isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least:
-        return
-    raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
+    if value < least:
+        raise ValueError(f"`{name}` must be at least {least}, got {value}.")
 
 
-def check_name(kind: str, name: str, valid: Iterable[str]) -> None:
+def check_name(what: str, name: str, valid: Iterable[str]) -> None:
     """Refuse an unknown name, and offer the nearest valid ones."""
     valid = list(valid)
     if name in valid:
         return
     near = difflib.get_close_matches(name, valid, n=3, cutoff=0.4)
     hint = f" Did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    raise ValueError(f"The {kind} must be one of {', '.join(valid)}, got {name!r}.{hint}")
+    raise ValueError(f"{what} must be one of {', '.join(valid)}, got {name!r}.{hint}")
 
 
 def check_positive(name: str, value: float) -> None:
@@ -50,3 +51,8 @@ def check_finite(name: str, value: Array | np.ndarray) -> None:
         raise ValueError(
             f"`{name}` must be finite, got {bad} NaN or infinite entries of {value.size}; drop or impute those rows."
         )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first; JAX's go on for pages."""
+    return str(error).strip().partition("\n")[0]

@@ -14,6 +14,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from quell.core.checks import first_line
+
 FAILED = -1
 
 
@@ -102,9 +104,9 @@ def process_lost(error: Exception, advice: str) -> ProcessLost:
         error: of the step.
         advice: how to recover.
     """
-    reason = str(error).strip().split("\n")[0]
     return ProcessLost(
-        f"A step failed in {_this_process()}, most likely because another process has ended ({reason}). {advice}"
+        f"A step failed in {_this_process()}, most likely because another process has ended ({first_line(error)}). "
+        f"{advice}"
     )
 
 

@@ -54,7 +54,7 @@ def panels(
     title: str, theme: str, *, columns: int = 1, width: float = 4.2, height: float = 3.1
 ) -> Iterator[tuple[Any, Any]]:
     """A figure and its panels in the colours of a theme; pyplot does not know it, so that it need not be closed."""
-    check_name("theme", theme, THEMES)
+    check_name("`theme`", theme, THEMES)
     check_matplotlib()
     from matplotlib.figure import Figure
 

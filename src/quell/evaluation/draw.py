@@ -79,7 +79,7 @@ class Sampler(eqx.Module):
         """Turn a key into the noise and the minibatches of one step."""
         check_key(key)
         if self.batch_size is not None and num_data > MOST_DATA:
-            raise ValueError(f"Minibatches number rows with 32 bits: at most {MOST_DATA} data, got {num_data}.")
+            raise ValueError(f"`batch_size` must be None for more than {MOST_DATA} data, got {num_data} data.")
         num, size = 1 if self.shared else self.num_replicates, self.batch_size or 0
         keys = jax.random.split(key, 1 + num * size)
         noise = family.noise(keys[0], self.num_replicates, dtype)

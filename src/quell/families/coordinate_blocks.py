@@ -21,7 +21,7 @@ DenseBlock = Callable[[Start, int], PyTree]
 
 
 class AbstractBlockAlgebra(AbstractGradientAlgebra):
-    """Particles of a family whose parameters belong to coordinates, a few numbers each.
+    """Latents of a family whose parameters belong to coordinates, a few numbers each.
 
     Law: blocks, put together, are what `dense` gives.
     """

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
+from quell.core.trees import all_finite
 from quell.families.transport import AbstractTransport
 
 
@@ -113,8 +114,7 @@ class FactoredGradient(eqx.Module):
 
     def is_finite(self) -> Bool[Array, ""]:
         """Whether every number is."""
-        finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]
-        return jnp.all(jnp.stack(finite)) if finite else jnp.asarray(True)
+        return all_finite(self)
 
 
 def _add(left: Any, right: Any) -> Any:

@@ -25,7 +25,7 @@ class AbstractGeometry(eqx.Module):
 
     @abstractmethod
     def direction(self, params: PyTree, grad: PyTree) -> PyTree:
-        r"""The natural gradient \(F^{-1} g\), in coordinates of the geometry's own."""
+        r"""The natural gradient \(F^{-1} g\), a `NamedTuple` with a field `loc`, in the geometry's own coordinates."""
 
     @abstractmethod
     def sq_norm(self, params: PyTree, direction: PyTree) -> Float[Array, ""]:

@@ -28,7 +28,7 @@ def placed(model: AbstractModel, mesh: Mesh | None) -> AbstractModel:
             "out `mesh`, or give each process as many rows as its memory holds."
         )
     arrays, static = eqx.partition(model, eqx.is_array)
-    with hint_if_killed("Look at what the others say, and start all of them again.", several=are_several()):
+    with hint_if_killed("See the errors of the other processes, and restart all of them.", several=are_several()):
         rows = place_rows(arrays.data, mesh)
         others = place_state(eqx.tree_at(lambda m: m.data, arrays, None), mesh)
     return eqx.combine(eqx.tree_at(lambda m: m.data, others, rows, is_leaf=lambda leaf: leaf is None), static)

@@ -92,8 +92,9 @@ def natural_gradient(
         >>> exact = quell.BaseGradient(quell.ClosedForm(full_data=True), quell.ClosedForm(), quell.ClosedForm())
         >>> algorithm = quell.Algorithm(quell.Gradient(problem, base=exact), quell.natural_gradient(problem))
         >>> state = algorithm.init()
+        >>> step = jax.jit(algorithm.step)
         >>> for key in jax.random.split(jax.random.key(0), 8):
-        ...     state, info = algorithm.step(key, state)
+        ...     state, info = step(key, state)
         >>> round(float(quell.exact_elbo(problem, state.params)), 3)
         -2.139
 
@@ -101,7 +102,7 @@ def natural_gradient(
     learning rule"; Almeida et al. (1998), "Parameter adaptation in stochastic optimization", for the self-tuned rate.
     """
     if (reason := problem.family.refuses(Capability.GEOMETRY)) is not None:
-        raise ValueError(f"Natural gradients need a family with a Fisher geometry: {reason}; try `optax.adam(0.01)`.")
+        raise ValueError(f"`problem.family` must have a Fisher geometry, got none: {reason}; try `optax.adam(0.01)`.")
     max_kl = max(MAX_KL, MAX_KL_PER_COORDINATE * problem.family.dim) if max_kl is None else max_kl
     momentum = problem.family.geometry.momentum if momentum is None else momentum
     check_positive("max_kl", max_kl)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.devices import constrain_state
+from quell.core.trees import select
 from quell.fit.algorithm import Algorithm, AlgorithmState
 from quell.fit.history import History
 
@@ -103,18 +104,14 @@ def take_step(
     before, after = ((one.params, one.optimizer) for one in (state.algorithm, moved))
     is_finite = _stays_finite(after, before)
     moves = is_finite & (state.step >= policy.warm_up)
-    params, optimizer = _where(moves, after, before)
+    params, optimizer = select(moves, after, before)
     average = state.average
     if average is not None:
         average = average.include(params, moves & (state.step >= policy.average_after))
     skipped = jnp.where(is_finite, 0, state.skipped_in_a_row + 1)
-    kept = AlgorithmState(params, optimizer, _where(is_finite, moved.gradient, state.algorithm.gradient))
+    kept = AlgorithmState(params, optimizer, select(is_finite, moved.gradient, state.algorithm.gradient))
     state = LoopState(kept, average, state.step + (skipped <= policy.max_skipped), skipped)
     return constrain_state((state, History.from_info(info, ~is_finite)))
-
-
-def _where(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    return jax.tree.map(lambda one, other: jnp.where(condition, one, other), new, old)
 
 
 def _stays_finite(new: PyTree, old: PyTree) -> Bool[Array, ""]:

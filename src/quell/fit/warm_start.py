@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.compilation import quick_jit
+from quell.core.trees import all_finite, select
 from quell.data.access import datum_size, most_rows
 from quell.estimators import ClosedForm
 from quell.evaluation import Problem, Sampler
@@ -90,10 +91,9 @@ def warm_start(exact: Algorithm, num_rows: int, key: Key[Array, ""], params: PyT
         updates, optimizer = algorithm.optimizer.update(loss_grad, optimizer, params)
         moved = jax.tree.map(jnp.add, params, updates)
         is_far = 0.5 * natural_sq_norm(problem, params, loss_grad) > enough
-        is_finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(moved)]))
+        is_finite = all_finite(moved)
         moves = is_finite & (is_far | (number > 0))
-        kept = jax.tree.map(lambda new, old: jnp.where(moves, new, old), moved, params)
-        return kept, optimizer, is_far & is_finite, number + 1
+        return select(moves, moved, params), optimizer, is_far & is_finite, number + 1
 
     start = (params, algorithm.optimizer.init(params), jnp.asarray(True), jnp.zeros((), jnp.int32))
     return jax.lax.while_loop(lambda carry: carry[2] & (carry[3] < MOST_STEPS), step, start)[0]

@@ -83,7 +83,7 @@ class Gradient(eqx.Module):
         >>> gradient = quell.Gradient(quell.Problem(model, quell.FullRank(2)), quell.paper.variates("S7"))
         >>> params = gradient.problem.family.init()
         >>> state = gradient.init(params)
-        >>> loss_grad, state, info = gradient.update(jax.random.key(0), params, state)
+        >>> loss_grad, state, info = jax.jit(gradient.update)(jax.random.key(0), params, state)
         >>> info.weights.shape
         (7,)
     """

@@ -130,7 +130,7 @@ class FunctionDataExpansion(AbstractDataExpansion):
         return self._of_datum(z)(self.center) + 0.5 * jnp.sum(self._second(z, self.factor))
 
     def _second(self, z: Float[Array, "latent"], steps: PyTree) -> Float[Array, "step"]:
-        r"""\(s^\top H s\) for each step, forward over reverse: one product with the Hessian a step."""
+        r"""\(s^\top H s\) for each step, forward over reverse: one product with the Hessian per step."""
         grad = jax.grad(self._of_datum(z))
 
         def along(step: PyTree) -> Array:

@@ -30,14 +30,14 @@ class LinearData(eqx.Module):
 def linear_data(features: ArrayLike | DiskRows, targets: ArrayLike | DiskRows) -> LinearData | DiskRows:
     """Features with real-valued targets."""
     if isinstance(features, DiskRows) or isinstance(targets, DiskRows):
-        return _on_disk(features, targets, _as_linear, lambda: functools.partial(check_finite, "targets"))
+        return _on_disk(features, targets, _as_linear, _finite_targets)
     return _in_memory(features, targets)
 
 
 def counted_data(features: ArrayLike | DiskRows, counts: ArrayLike | DiskRows) -> LinearData | DiskRows:
     """Features with counts."""
     if isinstance(features, DiskRows) or isinstance(counts, DiskRows):
-        return _on_disk(features, counts, _as_linear, lambda: _check_counts)
+        return _on_disk(features, counts, _as_linear, _counts)
     _check_counts(counts)
     return _in_memory(features, counts)
 
@@ -75,7 +75,7 @@ def _on_disk(
             f"{where[1]}; write the others with `numpy.save` and give `quell.DiskRows(path)`."
         )
     _check_shapes(_array_shape("features", features), _array_shape("targets", targets))
-    check_disk_rows(features, lambda: functools.partial(check_finite, "features"))
+    check_disk_rows(features, _finite_features)
     check_disk_rows(targets, begin)
     return join_rows(features, targets, finish)
 
@@ -103,6 +103,21 @@ def _as_linear(features: Array, targets: Array) -> LinearData:
 def _fold(features: Array, labels: Array) -> LinearData:
     signs = jnp.where(labels > 0, 1, -1).astype(jnp.result_type(float))
     return LinearData(signs[..., None] * features.astype(signs.dtype), jnp.ones_like(signs))
+
+
+# Rows on disk are checked once for each of these, which are therefore functions of the module.
+
+
+def _finite_features() -> Check:
+    return functools.partial(check_finite, "features")
+
+
+def _finite_targets() -> Check:
+    return functools.partial(check_finite, "targets")
+
+
+def _counts() -> Check:
+    return _check_counts
 
 
 def _labels() -> Check:

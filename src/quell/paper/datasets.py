@@ -96,7 +96,7 @@ def load(name: str, *, data_dir: str | os.PathLike[str] | None = None) -> Datase
         >>> load("sonar")
         Dataset('sonar': 208 rows, 60 features and an intercept)
     """
-    check_name("data set", name, NAMES)
+    check_name("The data set", name, NAMES)
     values = _READERS[name](None if data_dir is None else Path(data_dir))
     features = np.column_stack([_scale(values[:, :-1]), np.ones(len(values))])
     labels = 2.0 * values[:, -1] - 1.0

@@ -33,9 +33,9 @@ def variates(names: str | Iterable[str]) -> tuple[ControlVariate, ...]:
         2
     """
     if isinstance(names, str):
-        check_name("ensemble", names, [*SUBSETS, *VARIATES])
+        check_name("The ensemble", names, [*SUBSETS, *VARIATES])
         names = SUBSETS.get(names, (names,))
     chosen = tuple(names)
     for name in chosen:
-        check_name("variate", name, VARIATES)
+        check_name("The variate", name, VARIATES)
     return tuple(VARIATES[name] for name in chosen)

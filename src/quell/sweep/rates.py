@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from quell.core.checks import check_positive
+from quell.core.checks import check_positive, first_line
 from quell.fit.checkpoint.fingerprint import program_digest
 from quell.fit.natural_gradient import natural_num_data
 
@@ -73,7 +73,7 @@ def _checked(optimizer: Any) -> optax.GradientTransformation:
     try:
         jax.eval_shape(lambda rate: made.append(optimizer(rate)), jax.ShapeDtypeStruct((), float))
     except (TypeError, jax.errors.ConcretizationTypeError) as error:
-        first = str(error).strip().split("\n")[0]
+        first = first_line(error)
         raise TypeError(
             f"`optimizer` must take the rate as an array, got a function that cannot ({first}); {_EXAMPLE}"
         ) from error

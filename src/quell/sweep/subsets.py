@@ -63,7 +63,7 @@ def check_subset(name: str) -> None:
     """Refuse a name that is not known, or a sum with a part that is not a single variate."""
     parts = name.split("+")
     for part in parts:
-        check_name("subset", part, [DEFAULT, *SUBSETS, *VARIATES] if len(parts) == 1 else VARIATES)
+        check_name("The subset", part, [DEFAULT, *SUBSETS, *VARIATES] if len(parts) == 1 else VARIATES)
 
 
 def named_subsets(given: Any, problem: Problem, sampler: Sampler) -> dict[str, tuple[ControlVariate, ...]]:

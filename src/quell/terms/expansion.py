@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell.core.checks import first_line
 from quell.data.access import first_rows
 from quell.models import AbstractModel
 from quell.models.quadratic import AbstractCurvature, Quadratic, hessian_products
@@ -48,8 +49,8 @@ def refuses_second_derivative(model: AbstractModel, name: str) -> str | None:
     try:
         eqx.filter_eval_shape(product, model, jax.eval_shape(lambda: jnp.zeros(model.dim)))
     except Exception as error:  # whatever JAX or the user's function raises
-        reason = str(error).partition("\n")[0]
-        return f"the {name} term cannot be differentiated twice in its latent ({type(error).__name__}: {reason})"
+        what = f"{type(error).__name__}: {first_line(error)}"
+        return f"the {name} term cannot be differentiated twice in its latent ({what})"
     return None
 
 

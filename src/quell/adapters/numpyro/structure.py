@@ -147,7 +147,7 @@ def _data_plate(trace: Trace, observed: list[Site], plate: str | None) -> str | 
                 f"`plate` must name a plate around an observed site, got {plate!r} for a model without any; leave it "
                 "out."
             )
-        check_name("plate", plate, around)
+        check_name("The plate", plate, around)
         return plate
     subsampled = [name for name in around if _subsample_size(trace, name) is not None]
     if len(subsampled) > 1:

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole trees of arrays at once."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PyTree
+
+
+def all_finite(tree: PyTree) -> Bool[Array, ""]:
+    """Whether no number is NaN or infinite."""
+    return jnp.all(jnp.stack([jnp.asarray(True), *(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree))]))
+
+
+def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
+    """One tree or the other, in the types of the old one."""
+    return jax.tree.map(lambda one, other: jnp.where(condition, one.astype(other.dtype), other), new, old)
