@@ -2,7 +2,7 @@
 """Every family, estimator, approximation and variate has one entry here, and each law runs over all entries.
 
 An entry is a constructor with what makes it exact: parameters away from every special point, a quadrature of the noise
-and one of the latent. To add a class, add a line.
+and one of the latent. To add a class, add a line; a family or a model also needs one in `CASES`.
 """
 
 import dataclasses
