@@ -86,13 +86,13 @@ def natural_gradient(
     Memory: the direction of the last step, as long as the parameters, and as much again for momentum.
 
     Example:
-        >>> import jax, quell
+        >>> import equinox as eqx, jax, quell
         >>> model = quell.logistic_regression([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]], [0, 1, 1])
         >>> problem = quell.Problem(model, quell.FullRank(2))
         >>> exact = quell.BaseGradient(quell.ClosedForm(full_data=True), quell.ClosedForm(), quell.ClosedForm())
         >>> algorithm = quell.Algorithm(quell.Gradient(problem, base=exact), quell.natural_gradient(problem))
         >>> state = algorithm.init()
-        >>> step = jax.jit(algorithm.step)
+        >>> step = eqx.filter_jit(algorithm.step)
         >>> for key in jax.random.split(jax.random.key(0), 8):
         ...     state, info = step(key, state)
         >>> round(float(quell.exact_elbo(problem, state.params)), 3)

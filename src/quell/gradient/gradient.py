@@ -78,12 +78,12 @@ class Gradient(eqx.Module):
     weights are learned by leaf).
 
     Example:
-        >>> import jax, quell
+        >>> import equinox as eqx, jax, quell
         >>> model = quell.logistic_regression([[1.0, 2.0], [1.0, -1.0], [1.0, 0.5]], [0, 1, 1])
         >>> gradient = quell.Gradient(quell.Problem(model, quell.FullRank(2)), quell.paper.variates("S7"))
         >>> params = gradient.problem.family.init()
         >>> state = gradient.init(params)
-        >>> loss_grad, state, info = jax.jit(gradient.update)(jax.random.key(0), params, state)
+        >>> loss_grad, state, info = eqx.filter_jit(gradient.update)(jax.random.key(0), params, state)
         >>> info.weights.shape
         (7,)
     """
