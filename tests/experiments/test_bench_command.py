@@ -142,7 +142,7 @@ def test_bad_options_are_refused(words, report, tmp_path):
 def test_without_files_of_peers_one_line_says_so(tmp_path):
     words = ["--peers-dir", str(tmp_path), "--problems", "australian", "--data-dir", str(tmp_path / "no")]
     (tmp_path / "no").mkdir()
-    (tmp_path / "no" / "australian.csv").write_text("not,the,data\n")
+    (tmp_path / "no" / "australian.csv").write_text("not,the,data\n1,2,3\n")
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert result.exit_code == 2, "these are not the published data"
     assert f"No peers: there are no files `NAME_peer.py` in {tmp_path}" in result.stderr

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -137,6 +138,7 @@ def test_an_interrupt_ends_all_workers_at_once(tmp_path):
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
