@@ -90,7 +90,7 @@ def test_a_linear_predictor_with_a_kink_is_not_called_exact():
         assert plan_of(model, quell.FullRank(1)).choice.base == base
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_hessians_that_turn_out_to_be_noisy_are_given_up(monkeypatch):
     def run(steps=60):
         return quell.fit(general(), quell.FullRank(2), steps=steps, key=jax.random.key(0))
@@ -154,7 +154,7 @@ def test_where_the_last_steps_gained_little_no_noise_is_measured(monkeypatch, sh
         assert changed.choice.anneals
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_fit_that_was_interrupted_before_the_noise_check_does_it_when_resumed(tmp_path, monkeypatch):
     monkeypatch.setattr(method, "MOST_NOISE", 0.0)
 
@@ -174,7 +174,7 @@ def test_a_fit_that_was_interrupted_before_the_noise_check_does_it_when_resumed(
         run("whole", 60, resume=True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("steps", "warm_up"), [(60, 34), (45, 34), (44, 0), (30, 0)])
 def test_after_noisy_hessians_the_rate_falls_to_zero_over_the_steps_that_move(monkeypatch, steps, warm_up):
     monkeypatch.setattr(method, "MOST_NOISE", 0.0)
