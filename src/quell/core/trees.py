@@ -13,4 +13,9 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
 
 def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
     """One tree or the other, in the types of the old one."""
-    return jax.tree.map(lambda one, other: jnp.where(condition, one.astype(other.dtype), other), new, old)
+
+    def chosen(one: Array, other: Array) -> Array:
+        same = one if one.dtype == other.dtype else one.astype(other.dtype)  # random keys have no `astype`
+        return jnp.where(condition, same, other)
+
+    return jax.tree.map(chosen, new, old)
