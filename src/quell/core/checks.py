@@ -27,6 +27,19 @@ def check_count(name: str, value: object, *, least: int = 1) -> None:
         raise ValueError(f"`{name}` must be at least {least}, got {value}.")
 
 
+def check_seed(value: object) -> None:
+    """Refuse a seed that is not an integer of 31 bits."""
+    check_count("seed", value, least=0)
+    if int(value) >= 2**31:  # pyright: ignore[reportArgumentType]
+        raise ValueError(f"`seed` must be below {2**31}, got {value}.")
+
+
+def check_text(name: str, value: object) -> None:
+    """Refuse what is not a text, or is an empty one."""
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"`{name}` must be a text, got {value!r}.")
+
+
 def check_name(what: str, name: str, valid: Iterable[str]) -> None:
     """Refuse an unknown name, and offer the nearest valid ones."""
     valid = list(valid)

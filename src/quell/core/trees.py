@@ -11,6 +11,11 @@ def all_finite(tree: PyTree) -> Bool[Array, ""]:
     return jnp.all(jnp.stack([jnp.asarray(True), *(jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree))]))
 
 
+def all_equal(left: PyTree, right: PyTree) -> Bool[Array, ""]:
+    """Whether two trees hold the same numbers."""
+    return jnp.all(jnp.stack(jax.tree.leaves(jax.tree.map(lambda one, other: jnp.all(one == other), left, right))))
+
+
 def select(condition: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
     """One tree or the other, in the types of the old one."""
 
