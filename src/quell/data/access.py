@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from quell.core.devices import constrain_state, spread
+from quell.core.numbers import check_width
 from quell.data.disk_rows import DiskRows
 
 CHECKED_ROWS = 2**16
@@ -48,6 +50,13 @@ def datum_size(data: PyTree) -> int:
 def first_rows(data: PyTree, num: int) -> PyTree:
     """The first rows, as arrays."""
     return _read_rows(data, 0, num)
+
+
+def pick_rows(data: PyTree, index: Int[np.ndarray, "row"]) -> PyTree:
+    """Rows of an index, read now, outside of compiled programs."""
+    if isinstance(data, DiskRows):
+        return data.prepared([file.take(index.tolist()) for file in data.files])
+    return jax.tree.map(lambda leaf: leaf[index], data)
 
 
 def take_rows(data: PyTree, index: Int[Array, "..."], upcoming: Int[Array, "..."] | None = None) -> PyTree:
@@ -94,16 +103,22 @@ def check_disk_rows(rows: DiskRows, begin: Callable[[], Callable[[Any], None]]) 
     Raises:
         ValueError: of the first bad block, with its row numbers.
     """
-    seen = (begin, rows.files, rows.structure, rows.prepare)
+    seen = (begin, rows.files, rows.structure, rows.prepare, rows.dtypes)
     if seen in _CHECKED:
         return
     check = begin()
-    read = rows.read_raw if rows.prepare is None else rows.read  # checks of NumPy arrays are several times faster
     size = min(rows.most_rows, CHECKED_ROWS)
     for start in range(0, rows.num_rows, size):
         num = min(size, rows.num_rows - start)
         try:
-            check(read(start, num))
+            _check_block(rows, [file.read(start, num) for file in rows.files], check)
         except ValueError as error:
             raise ValueError(f"In rows {start} to {start + num} of {rows}: {error}") from None
     _CHECKED.add(seen)
+
+
+def _check_block(rows: DiskRows, arrays: list[np.ndarray], check: Callable[[Any], None]) -> None:
+    for name, array in zip(rows.names, arrays, strict=True):
+        check_width(name, array)
+    # Checks of NumPy arrays are several times faster.
+    check(rows.structure.unflatten(arrays) if rows.prepare is None else rows.prepared(arrays))

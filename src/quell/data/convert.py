@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from quell.core.checks import check_count
+from quell.core.numbers import unmasked
 from quell.data.disk_rows import MAX_BYTES, DiskRows
 from quell.data.writer import write_rows
 
@@ -45,8 +46,12 @@ def rows_from_iterator(
             f"`items` must be an iterable of batches, got {type(items).__name__}; try "
             "`quell.rows_from_iterator(iter(loader), 'rows')`."
         )
-    batches = items if batched else (jax.tree.map(lambda leaf: np.asarray(leaf)[None], item) for item in items)
+    batches = items if batched else (jax.tree.map(_as_row, item) for item in items)
     return write_rows(batches, Path(folder), max_bytes=max_bytes)
+
+
+def _as_row(leaf: Any) -> np.ndarray:
+    return np.asarray(unmasked("items", leaf))[None]
 
 
 def rows_from_parquet(

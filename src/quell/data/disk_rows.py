@@ -3,7 +3,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -138,10 +138,21 @@ class DiskRows(eqx.Module):
         self._check_size(num)
         return self._tree(tuple(map(jnp.asarray, self._reader.slice(np.asarray(start), size=num))))
 
-    def read_raw(self, start: int, num: int) -> PyTree:
-        """Rows `start` to `start + num`, read now, as NumPy arrays and before `prepare`."""
-        self._check_size(num)
-        return self.structure.unflatten([file.read(start, num) for file in self.files])
+    def prepared(self, arrays: Sequence[np.ndarray]) -> PyTree:
+        """Rows as a model sees them, from those of each file."""
+        kept = zip(arrays, self.dtypes, strict=True)
+        return self._tree(tuple(jnp.asarray(array.astype(dtype, copy=False)) for array, dtype in kept))
+
+    @property
+    def dtypes(self) -> tuple[np.dtype, ...]:
+        """JAX's dtype of each file, which depends on its precision at the time of the call."""
+        return tuple(file.read_dtype for file in self.files)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the files: their paths in the tree, or `rows`."""
+        named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
+        return [jax.tree_util.keystr(path, simple=True, separator=".") or "rows" for path, _ in named]
 
     def __getitem__(self, name: Any) -> "DiskRows":
         """A part of the tree, such as `rows["features"]`."""
@@ -159,7 +170,7 @@ class DiskRows(eqx.Module):
 
     @property
     def _reader(self) -> RowReader:
-        return reader_of(self.files, tuple(file.read_dtype for file in self.files))
+        return reader_of(self.files, self.dtypes)
 
     def _shapes(self, leading: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(jax.ShapeDtypeStruct((*leading, *file.row_shape), file.read_dtype) for file in self.files)
@@ -179,10 +190,8 @@ class DiskRows(eqx.Module):
 
     def __repr__(self) -> str:
         """Number of rows, and dtype and shape of their parts."""
-        named = jax.tree_util.tree_leaves_with_path(self.structure.unflatten(self.files))
-        names = [jax.tree_util.keystr(path, simple=True, separator=".") or "rows" for path, _ in named]
         kinds = [f"{file.read_dtype}{list(file.row_shape)}" for file in self.files]
-        parts = [f"{name}={kind}" for name, kind in zip(names, kinds, strict=True)]
+        parts = [f"{name}={kind}" for name, kind in zip(self.names, kinds, strict=True)]
         return f"DiskRows({', '.join([f'num_rows={self.num_rows}', *parts])})"
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from quell.core.checks import first_line
+
 KINDS = "biuf"
 """Booleans, signed and unsigned integers, and floating point."""
 
@@ -109,9 +111,10 @@ def open_npy(given: Any) -> NpyFile:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} does not exist; write it with `numpy.save`.") from None
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except Exception as error:  # a damaged header may raise anything
         raise ValueError(
-            f"{path} must be a complete .npy file of numbers ({error}); write it with `numpy.save(path, array)`."
+            f"{path} must be a complete .npy file of numbers ({first_line(error)}); write it with `numpy.save(path, "
+            "array)`."
         ) from error
     if not isinstance(array, np.memmap):  # an archive of several arrays
         array.close()

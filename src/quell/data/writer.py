@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, NamedTuple
 import jax
 import numpy as np
 
+from quell.core.numbers import unmasked
 from quell.data.disk_rows import DiskRows
 from quell.data.npy_file import check_entries
 
@@ -108,7 +109,7 @@ def _write_files(batches: Iterable[Any], folder: Path, max_bytes: int) -> Any:
 def _checked(name: str, batch: Any, max_bytes: int) -> tuple[list[np.ndarray], _Layout]:
     """The arrays of a batch in the machine's byte order, and their layout."""
     leaves, structure = jax.tree.flatten(batch)
-    arrays = [np.asarray(leaf) for leaf in leaves]
+    arrays = [np.asarray(unmasked("items", leaf)) for leaf in leaves]
     shapes = [array.shape for array in arrays]
     if not arrays or () in shapes or len({shape[0] for shape in shapes}) != 1:
         raise ValueError(

@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a family that fit together."""
 
+import warnings
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from quell.families import AbstractFamily, Capability
+from quell.data.access import on_disk
+from quell.evaluation.expectation import Expectation
+from quell.evaluation.rows import RowExpectation
+from quell.families import AbstractFamily, Capability, FullRank, MeanField
 from quell.models import AbstractModel, AbstractPredictor, check_likelihood_shape
 from quell.models.row_sum import rows_for, sum_over_rows
+from quell.structure import Structure
 
 
 class Problem(eqx.Module):
@@ -17,13 +24,17 @@ class Problem(eqx.Module):
     Args:
         model: what is known about p.
         family: what q may be.
+        expectation: of the log density under a Gaussian, where the structure of the model shows it; see `exactly`.
+        rows: of the log-likelihood of any data, likewise; see `row_by_row`.
     """
 
     model: AbstractModel
     family: AbstractFamily
+    expectation: Expectation | None = None
+    rows: RowExpectation | None = None
 
     def __check_init__(self) -> None:
-        """Refuse what is no model or family, a family of another dimension, and a likelihood of the wrong shape."""
+        """Refuse what is no model or family, a family of another dimension, and a likelihood without rows."""
         for name, given, needed in (("model", self.model, AbstractModel), ("family", self.family, AbstractFamily)):
             if not isinstance(given, needed):
                 example = "quell.Model(...)" if name == "model" else "quell.FullRank(model.dim)"
@@ -33,7 +44,8 @@ class Problem(eqx.Module):
                 f"`family` must have the dimension of the latent, {self.model.dim}, got {self.family.dim}; "
                 f"try `{type(self.family).__name__}(dim=model.dim)`."
             )
-        check_likelihood_shape(self.model)
+        if self.expectation is None and self.rows is None:  # else its structure was read, and it was checked before
+            check_likelihood_shape(self.model)
 
     @property
     def predictor(self) -> AbstractPredictor | None:
@@ -42,21 +54,98 @@ class Problem(eqx.Module):
         return self.model.predictor if is_gaussian else None
 
 
+MOST_EVALUATIONS = 2**26
+"""Of addends at nodes, for one value of an exact ELBO: about a second on two cores."""
+
+
+def exactly(problem: Problem, level: int = 0) -> Problem:
+    """The problem with the expectation of its log density, where its program shows that; else as it is.
+
+    Every addend must see at most three linear functions of the latent, and few may see up to five. Data on disk are
+    not read.
+
+    Args:
+        problem: model and family.
+        level: how many nodes an addend takes that has no closed form.
+    """
+    structure = _structure(problem, lambda model: model.addends)
+    if structure is None:
+        return problem
+    expectation = Expectation.of(structure, jnp.result_type(float), level, has_variance=_has_variance(problem.family))
+    too_long = expectation.num_evaluations > MOST_EVALUATIONS
+    return problem if too_long else Problem(problem.model, problem.family, expectation, problem.rows)
+
+
+def row_by_row(problem: Problem) -> Problem:
+    """The problem with the expected log-likelihood of any of its data, where the program of the model shows that.
+
+    With it `quell.ClosedForm` of the data term has no noise but that of picking a minibatch, as with linear predictors.
+    Data on disk are not read.
+
+    Args:
+        problem: model and family.
+    """
+    if problem.rows is not None or problem.predictor is not None:
+        return problem
+    structure = _structure(problem, lambda model: model.row_addends)
+    if structure is None:
+        return problem
+    has_variance, num_data = _has_variance(problem.family), problem.model.num_data
+    rows = RowExpectation.of(structure, num_data, jnp.result_type(float), has_variance=has_variance)
+    return Problem(problem.model, problem.family, problem.expectation, rows)
+
+
+def _structure(problem: Problem, read: Callable[[AbstractModel], Structure]) -> Structure | None:
+    """Of a model under a Gaussian family, where all of it is understood."""
+    needs = Capability.GAUSSIAN, Capability.MOMENTS, Capability.ENTROPY
+    if on_disk(problem.model.data) or problem.family.refuses(*needs) is not None:
+        return None
+    try:
+        structure = read(problem.model)
+    except Exception as error:  # whatever a program holds that the reader was not made for, the fit can sample it
+        warnings.warn(f"The structure of the model could not be read ({error!r}); the fit samples.", stacklevel=3)
+        return None
+    return structure if structure.is_whole else None
+
+
+def _has_variance(family: AbstractFamily) -> bool:
+    """Whether its covariance has a diagonal of its own."""
+    return jax.eval_shape(lambda: family.gaussian(family.init())).variance is not None
+
+
+def has_one_optimum(problem: Problem) -> bool:
+    r"""Whether the ELBO is known to have one local optimum only, under a Gaussian family.
+
+    The log density is concave, and the family is mean-field or full-rank: then the ELBO is concave in the mean and in
+    the Cholesky factor of the covariance.
+
+    Args:
+        problem: of which `exactly` has read the structure.
+
+    References: Challis and Barber (2013), "Gaussian Kullback-Leibler approximate inference".
+    """
+    return isinstance(problem.family, MeanField | FullRank) and problem.model.is_log_concave
+
+
 def has_exact_elbo(problem: Problem) -> bool:
-    """Whether `exact_elbo` can be asked: linear predictors, a quadratic log-prior and a Gaussian family."""
+    """Whether `exact_elbo` can be asked: a Gaussian family, and a known expectation or linear predictors."""
+    if problem.expectation is not None:
+        return True
     quadratic = problem.model.prior.quadratic(jnp.zeros(problem.model.dim))
     has_entropy = problem.family.refuses(Capability.ENTROPY) is None
     return problem.predictor is not None and quadratic is not None and has_entropy
 
 
 def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
-    """The ELBO without sampling, for linear predictors with a Gaussian family and a Gaussian prior.
+    """The ELBO without sampling, under a Gaussian family, for linear predictors or the problem of an exact fit.
 
-    Under a Gaussian family each predictor is a one-dimensional Gaussian, so the data term is one
-    quadrature per datum; prior and entropy have closed forms.
+    With linear predictors and a normal prior each predictor is a one-dimensional Gaussian, so the data term is one
+    quadrature per datum; prior and entropy have closed forms. For other models the structure of their addends gives the
+    expectation, where a fit has found that.
 
     Args:
-        problem: a model with linear predictors and a quadratic log-prior, and a Gaussian family.
+        problem: `result.problem` of an exact fit; or a model with linear predictors and a quadratic log-prior, and a
+            Gaussian family.
         params: of the family.
 
     Returns:
@@ -68,6 +157,9 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
             f"`exact_elbo` needs a linear predictor, a normal prior and a Gaussian family, got {model} with "
             f"{type(problem.family).__name__}; try `result.elbo()` for an estimate with its standard error."
         )
+
+    if problem.expectation is not None:
+        return problem.expectation(problem.family.gaussian(params)) + problem.family.entropy(params)
 
     @jax.checkpoint
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell.families.algebra import AbstractGradientAlgebra
 from quell.families.dense import DenseAlgebra
+from quell.families.gaussian import Gaussian
 from quell.families.geometry import AbstractGeometry
 from quell.families.transport import SAMPLE, AbstractTransport
 from quell.models.quadratic import Quadratic
@@ -41,7 +42,7 @@ class AbstractFamily(eqx.Module):
     |---|---|
     | `ENTROPY` | `entropy` |
     | `MOMENTS` | `mean`, `variance`, `covariance_product` |
-    | `GAUSSIAN` | none: linear functions of the latent are Gaussian |
+    | `GAUSSIAN` | `gaussian`, which follows from the moments |
     | `GEOMETRY` | `geometry` |
     | `NATURAL_METRIC` | `whitened` of its algebra |
     | `GENERALIZED` | `generalized` |
@@ -146,6 +147,11 @@ class AbstractFamily(eqx.Module):
         product = functools.partial(self.covariance_product, params)
         trace = quadratic.curvature.trace_with(self.variance(params), product)
         return quadratic.value(self.mean(params)) + 0.5 * trace
+
+    def gaussian(self, params: PyTree) -> Gaussian:
+        """The normal distribution that this is; from a dense covariance, unless the family knows its structure."""
+        covariance = self.covariance_product(params, jnp.eye(self.dim, dtype=self.mean(params).dtype))
+        return Gaussian(self.mean(params), factor=jnp.linalg.cholesky(covariance))
 
     @property
     def geometry(self) -> AbstractGeometry:

@@ -13,6 +13,7 @@ from quell.families.base import AbstractFamily, Capability
 from quell.families.full_rank_algebra import FullRankAlgebra
 from quell.families.full_rank_geometry import FullRankGeometry
 from quell.families.full_rank_gram import FullRankDraw
+from quell.families.gaussian import Gaussian
 from quell.families.location_scale import LocationScale, diagonal_from, scale_tril, standard_normal
 from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 
@@ -95,6 +96,9 @@ class FullRank(AbstractFamily):
     def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         # One product, which the gradient of the scale shares.
         return jnp.sum((rows @ self.scale_tril(params)) ** 2, axis=-1)
+
+    def gaussian(self, params: PyTree) -> Gaussian:
+        return Gaussian(params.loc, factor=self.scale_tril(params))
 
     @property
     def geometry(self) -> FullRankGeometry:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The geometry of a full-rank Gaussian, in its Cholesky factor."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -52,6 +53,17 @@ class FullRankGeometry(AbstractGeometry):
     def sq_norm(self, params: LocationScale, direction: WhitenedDirection) -> Float[Array, ""]:
         squares = direction.scale**2
         return jnp.sum(direction.loc**2) + jnp.sum(squares) - 0.5 * jnp.trace(squares)
+
+    def origin(self, params: LocationScale) -> LocationScale:
+        return LocationScale(jnp.zeros_like(params.loc), jnp.zeros_like(params.scale))
+
+    def chart(self, params: LocationScale, at: LocationScale) -> LocationScale:
+        tril = scale_tril(params.scale, log_scale=self.log_scale)
+        change = jnp.diagonal(at.scale) / math.sqrt(2.0)
+        below = jnp.tril(tril @ (jnp.tril(at.scale, -1) + jnp.diag(jnp.exp(change))), -1)
+        diagonal = jnp.diagonal(params.scale)  # of a product of triangular matrices, the product of the diagonals
+        moved = diagonal + change if self.log_scale else diagonal * jnp.exp(change)
+        return LocationScale(params.loc + tril @ at.loc, below + jnp.diag(moved))
 
     def move(
         self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""], scale_rate: float = 1.0

@@ -32,6 +32,18 @@ class AbstractGeometry(eqx.Module):
         r"""\(g^\top F^{-1} g\): twice the divergence of a small step with rate one, to second order."""
 
     @abstractmethod
+    def origin(self, params: PyTree) -> PyTree:
+        """The coordinates of the parameters themselves in their `chart`: zeros."""
+
+    @abstractmethod
+    def chart(self, params: PyTree, at: PyTree) -> PyTree:
+        r"""The parameters at some coordinates around others, which have the coordinates zero.
+
+        The chart covers the whole family, is smooth, and at zero the Fisher metric is the identity in it (of a low-rank
+        Gaussian nearly so): coordinates of length \(r\) are about \(r^2/2\) nats away.
+        """
+
+    @abstractmethod
     def move(self, params: PyTree, direction: PyTree, rate: Float[Array, ""], scale_rate: float = 1.0) -> PyTree:
         """The parameters after a step; the rate of all but the location is multiplied by `scale_rate`."""
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
+from quell.families.gaussian import Gaussian
 from quell.families.location_scale import standard_normal
 from quell.families.low_rank_algebra import LowRankAlgebra
 from quell.families.low_rank_geometry import LowRankGeometry
@@ -99,6 +100,9 @@ class LowRank(AbstractFamily):
     def predictor_variance(self, params: LowRankParams, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         own = squares_in_rows(rows, jnp.exp(2.0 * params.log_scale))
         return own + jnp.sum((rows @ params.factor) ** 2, axis=-1)
+
+    def gaussian(self, params: LowRankParams) -> Gaussian:
+        return Gaussian(params.loc, jnp.exp(2.0 * params.log_scale), params.factor)
 
     @property
     def geometry(self) -> LowRankGeometry:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The geometry of a Gaussian whose covariance is a diagonal plus a matrix of low rank."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -59,6 +60,14 @@ class LowRankGeometry(AbstractGeometry):
         step = (direction.log_scale, direction.factor)
         bent = _metric(params)(step)
         return loc + sum(jnp.sum(s * b) for s, b in zip(step, bent, strict=True))
+
+    def origin(self, params: LowRankParams) -> LowRankParams:
+        return LowRankParams(*(jnp.zeros_like(leaf) for leaf in params))
+
+    def chart(self, params: LowRankParams, at: LowRankParams) -> LowRankParams:
+        width = jnp.sqrt(jnp.exp(2.0 * params.log_scale) + jnp.sum(params.factor**2, axis=-1))
+        log_scale = params.log_scale + at.log_scale / math.sqrt(2.0)
+        return LowRankParams(params.loc + width * at.loc, log_scale, params.factor + width[:, None] * at.factor)
 
     def move(
         self, params: LowRankParams, direction: LowRankDirection, rate: Float[Array, ""], scale_rate: float = 1.0

@@ -13,6 +13,7 @@ from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
 from quell.families.coordinate_blocks import AbstractBlockAlgebra, DenseBlock, Start, block_of
 from quell.families.factored import Exact, FactoredGradient, Path
+from quell.families.gaussian import Gaussian
 from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
 from quell.families.mean_field_geometry import MeanFieldGeometry
 from quell.families.transport import DIAGONAL, MIRRORED, AbstractTransport
@@ -89,6 +90,9 @@ class MeanField(AbstractFamily):
 
     def predictor_variance(self, params: PyTree, rows: Float[Array, "row latent"]) -> Float[Array, "row"]:
         return squares_in_rows(rows, self.variance(params))
+
+    def gaussian(self, params: PyTree) -> Gaussian:
+        return Gaussian(self.mean(params), variance=self.variance(params))
 
     @property
     def geometry(self) -> MeanFieldGeometry:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The geometry of a mean-field Gaussian."""
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -38,6 +39,15 @@ class MeanFieldGeometry(AbstractGeometry):
 
     def sq_norm(self, params: LocationScale, direction: DiagonalDirection) -> Float[Array, ""]:
         return jnp.sum(direction.loc**2) + 0.5 * jnp.sum(direction.log_scale**2)
+
+    def origin(self, params: LocationScale) -> LocationScale:
+        return LocationScale(jnp.zeros_like(params.loc), jnp.zeros_like(params.scale))
+
+    def chart(self, params: LocationScale, at: LocationScale) -> LocationScale:
+        scale = diagonal_from(params.scale, log_scale=self.log_scale).value
+        change = at.scale / math.sqrt(2.0)
+        moved = params.scale + change if self.log_scale else params.scale * jnp.exp(change)
+        return LocationScale(params.loc + scale * at.loc, moved)
 
     def move(
         self, params: LocationScale, direction: DiagonalDirection, rate: Float[Array, ""], scale_rate: float = 1.0

@@ -8,10 +8,12 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from quell.core.cached import cached_beside
 from quell.data.access import num_rows
 from quell.models.predictor import AbstractPredictor
 from quell.models.prior import AbstractPrior
 from quell.models.quadratic import Quadratic, expand_function
+from quell.structure import Structure, is_concave, read_rows, read_structure
 
 
 class AbstractDataExpansion(eqx.Module):
@@ -54,9 +56,39 @@ class AbstractModel(eqx.Module):
         """The linear functions through which rows see the latent, one each; `None` where no such structure is known."""
         return None
 
+    def log_joint(self, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        """Log density of the data and the latent."""
+        return jnp.sum(self.log_likelihood(z, self.data)) + self.prior.log_prob(z)
+
+    @property
+    @cached_beside
+    def addends(self) -> Structure:
+        """The addends of `log_joint` and the linear functions of the latent that they see, as its program has them.
+
+        Cost: a trace of the program, and arrays as large as the data.
+        """
+        return read_structure(self.log_joint, self.dim)
+
+    @property
+    @cached_beside
+    def row_addends(self) -> Structure:
+        """The addends of the log-likelihoods of all data, with the datum that each is of, and without constants."""
+        return read_rows(lambda z: self.log_likelihood(z, self.data), self.dim)
+
+    @property
+    @cached_beside
+    def is_log_concave(self) -> bool:
+        """Whether `log_joint` is known to be concave, addend by addend."""
+        return is_concave(self.addends)
+
     @property
     def has_cheap_expansion(self) -> bool:
         """Whether `expand` costs about as much as a gradient, instead of a dense Hessian."""
+        return False
+
+    @property
+    def has_independent_rows(self) -> bool:
+        """Whether each row is known to have the same log-likelihood alone as in any batch, so that none is tried."""
         return False
 
     @property

@@ -12,6 +12,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PyTree
 
 from quell.core.checks import check_count, check_finite
+from quell.core.numbers import as_numbers, check_real, check_width
 from quell.data import DiskRows
 from quell.data.access import check_disk_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel
@@ -64,7 +65,7 @@ class Model(AbstractModel):
         self.likelihood = log_likelihood
         flat = self.unflatten
         self.prior = log_prior if isinstance(log_prior, AbstractPrior) else FunctionPrior(lambda z: log_prior(flat(z)))
-        self.data = data if isinstance(data, DiskRows) else jax.tree.map(jnp.asarray, data)
+        self.data = data if isinstance(data, DiskRows) else jax.tree.map(_as_data, data)
         _check_data(self.data)
 
     @property
@@ -87,6 +88,13 @@ class Model(AbstractModel):
 
 def _as_float(leaf: Any) -> Array:
     return jnp.asarray(leaf, dtype=jnp.result_type(leaf, float))
+
+
+def _as_data(leaf: Any) -> Array:
+    array = as_numbers("data", leaf)
+    check_real("data", array)
+    check_width("data", array)
+    return jnp.asarray(array)
 
 
 def _check_data(data: PyTree) -> None:

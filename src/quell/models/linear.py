@@ -87,6 +87,10 @@ class LinearPredictor(AbstractModel, AbstractPredictor):
         return True
 
     @property
+    def has_independent_rows(self) -> bool:
+        return True
+
+    @property
     def likelihood_is_quadratic(self) -> bool:
         return self.is_quadratic
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 from numpy.typing import ArrayLike
 
 from quell.core.checks import check_finite
+from quell.core.numbers import as_numbers, check_real
 from quell.data import DiskRows
 from quell.data.access import check_disk_rows
 from quell.data.disk_rows import join_rows
@@ -54,12 +55,18 @@ def folded_data(features: ArrayLike | DiskRows, labels: ArrayLike | DiskRows) ->
 
 
 def _in_memory(features: ArrayLike, targets: ArrayLike) -> LinearData:
-    matrix = jnp.asarray(features, dtype=jnp.result_type(float))
-    vector = jnp.asarray(targets, dtype=matrix.dtype)
+    matrix = jnp.asarray(_real("features", features), jnp.result_type(float))
+    vector = jnp.asarray(_real("targets", targets), matrix.dtype)
     _check_shapes(matrix.shape, vector.shape)
     check_finite("features", matrix)
     check_finite("targets", vector)
     return LinearData(matrix, vector)
+
+
+def _real(name: str, given: ArrayLike) -> Array | np.ndarray:
+    array = as_numbers(name, given)
+    check_real(name, array)
+    return array
 
 
 def _on_disk(
@@ -132,20 +139,15 @@ def _labels() -> Check:
 
 
 def _check_counts(counts: ArrayLike) -> None:
-    check_finite("counts", jnp.asarray(counts))
-    values = np.asarray(counts, dtype=float)
+    values = np.asarray(_real("counts", counts), dtype=float)
+    check_finite("counts", values)
     bad = values[(values < 0) | (values != np.floor(values))]
     if bad.size:
         raise ValueError(f"`counts` must be non-negative integers, got {bad.flat[0]:g}; try `gaussian_regression`.")
 
 
 def _label_values(labels: ArrayLike) -> np.ndarray:
-    try:
-        return np.asarray(labels, dtype=float)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"`labels` must be in {{0, 1}} or in {{-1, 1}}, got {labels!r}; try for example `labels == 'yes'`."
-        ) from None
+    return np.asarray(_real("labels", labels), dtype=float)
 
 
 def _check_labels(found: set[float]) -> None:

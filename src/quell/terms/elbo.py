@@ -15,6 +15,7 @@ from quell.terms.base import AbstractTerm, Latents, Values
 from quell.terms.expansion import average, expand_each, refuses_second_derivative
 from quell.terms.expectation import (
     Expectation,
+    expected_by_structure,
     expected_grad,
     expected_on_all,
     expected_on_batches,
@@ -44,6 +45,8 @@ class Data(AbstractTerm):
     def closed_form(self, evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
         problem = evaluation.problem
         predictor = problem.predictor
+        if problem.rows is not None:
+            return expected_by_structure(evaluation, full_data=full_data)
         if predictor is None:
             anchor = problem.family.mean(evaluation.params)
             return expected_grad(evaluation, lambda batch: self.expand(evaluation, anchor, batch), full_data=full_data)
@@ -58,7 +61,7 @@ class Data(AbstractTerm):
         return evaluation.once("expected log-likelihood", lambda: expected_on_all(evaluation, predictor))
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
-        if problem.predictor is not None:
+        if problem.predictor is not None or problem.rows is not None:
             return None
         if problem.model.likelihood_is_quadratic:
             return problem.family.refuses(Capability.MOMENTS)

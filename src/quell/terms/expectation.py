@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.evaluation import Batch, Evaluation, batch_factor
 from quell.families import AbstractTransport, FactoredGradient
@@ -58,6 +58,23 @@ def expected_on_batches(evaluation: Evaluation, predictor: AbstractPredictor) ->
         return predictor.expand_expected(mean, variance, batch.rows).scale(batch_factor(problem, batch))
 
     return expected_grad(evaluation, of_batch, full_data=False)
+
+
+def expected_by_structure(evaluation: Evaluation, *, full_data: bool) -> FactoredGradient:
+    r"""\(\nabla_w E_{q_w}\) of the log-likelihood of minibatches, or of all data, by `problem.rows`."""
+    problem, params, index = evaluation.problem, evaluation.params, evaluation.draw.index
+    rows, family = problem.rows, problem.family
+    assert rows is not None, "refused before"
+    if full_data or index is None:
+        return FactoredGradient.from_exact(jax.grad(lambda params: rows(family.gaussian(params)))(params))
+
+    def of_batch(index: Int[Array, "datum"]) -> PyTree:
+        factor = problem.model.num_data / index.size
+        return jax.grad(lambda params: factor * rows(family.gaussian(params), index))(params)
+
+    if index.ndim == 1:
+        return FactoredGradient.from_exact(of_batch(index))
+    return FactoredGradient(dense=jax.vmap(of_batch)(index))
 
 
 def expected_on_all(evaluation: Evaluation, predictor: AbstractPredictor) -> Expectation:

@@ -25,7 +25,7 @@ from quell.estimators import (
     ScoreFunction,
     TransposedReparameterization,
 )
-from quell.evaluation import Problem
+from quell.evaluation import Problem, row_by_row
 from quell.families import AbstractFamily
 from quell.models import AbstractModel
 from quell.terms import Data, Prior, Score, Variational
@@ -134,7 +134,7 @@ def catalogue(model: AbstractModel, family: AbstractFamily, *, large: Problem | 
         >>> "c7" in [entry.name for entry in entries.valid]
         True
     """
-    problem = Problem(model, family)
+    problem = row_by_row(Problem(model, family))
     if problem.model.dim > MOST_COORDINATES:
         raise ValueError(
             f"`model` must have at most {MOST_COORDINATES:,} coordinates, because every recipe is run, got "

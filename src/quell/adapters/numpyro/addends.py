@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.structure import Access, Structure
 from quell.adapters.numpyro.trace import Rows, Site, base_distribution
+from quell.core.lapack import one_matrix_at_a_time
 from quell.core.program import live_equations, variables
 from quell.families import LocationScale
 from quell.models import AbstractPrior
@@ -106,7 +107,7 @@ def normal_moments(call: Call, structure: Structure) -> LocationScale | None:
         return [_moments_of(sites[name]) for name in structure.names]
 
     start = jnp.zeros(structure.latent_dim)
-    pieces = jax.jit(moments)(start)
+    pieces = jax.jit(one_matrix_at_a_time(moments))(start)  # also inside of a user's own program
     if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, start):
         return None
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)

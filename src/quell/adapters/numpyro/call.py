@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer.util import potential_energy
 
 from quell.adapters.numpyro.trace import Plates, Rows, Trace, trace_at
+from quell.core.numbers import as_numbers, check_width
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of a model."""
@@ -47,7 +48,7 @@ class Call(eqx.Module):
         paths, self.treedef = tree_flatten_with_path((inputs[0], dict(inputs[1])))
         named = {_name(path): leaf for path, leaf in paths}
         self.model, self.is_minibatch = model, is_minibatch
-        self.arrays = {name: jnp.asarray(leaf) for name, leaf in named.items() if _is_array(leaf)}
+        self.arrays = {name: _as_array(name, leaf) for name, leaf in named.items() if _is_array(leaf)}
         self.leaves = tuple(_ArrayNamed(name) if _is_array(leaf) else leaf for name, leaf in named.items())
 
     def trace(self, latents: Mapping[str, Array], rows: Rows, arrays: Mapping[str, Array] | None = None) -> Trace:
@@ -68,6 +69,13 @@ class Call(eqx.Module):
 
 def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+def _as_array(name: str, leaf: Any) -> Array:
+    shown = f"args[{name}]" if name.isdigit() else name
+    array = as_numbers(shown, leaf)
+    check_width(shown, array)
+    return jnp.asarray(array)
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -15,9 +15,13 @@ from quell.adapters.numpyro.structure import Access, Structure, read_structure
 from quell.adapters.numpyro.trace import Rows, log_prob, plate_dims
 from quell.core.compilation import quick_jit
 from quell.models import ModelError
+from quell.models.row_difference import random_subsets, row_difference
 
 _NUM_PROBES = 3
 """Number of random latents at which two computations of one density must agree."""
+
+_SMALL = (1, 1, 1, 2, 2, 2)
+"""Sizes of the random minibatches that are tried; one more has half of the rows."""
 
 
 def first_structure(call: Call, plate: str | None = None) -> Structure:
@@ -60,18 +64,24 @@ def choose_access(call: Call, structure: Structure) -> Likelihood:
     if structure.plate is not None:
         indexed = Likelihood(call, structure, Access.INDEXED)
         ways = [indexed, *ways] if structure.subsample_size is not None else [*ways, indexed]
-    return next((way for way in ways if _agree(way, whole)), whole)
+    among = np.asarray(_rows_at_probes(whole, jnp.arange(structure.num_data))) if ways else np.zeros((0, 0))
+    return next((way for way in ways if _agrees(way, among)), whole)
 
 
-def _agree(way: Likelihood, whole: Likelihood) -> bool:
-    """Whether rows have the same likelihood as among all; an error of the model counts as no."""
-    num_data = whole.structure.num_data
-    index = jnp.asarray(np.unique([num_data - 1, num_data // 3]))
+def _agrees(way: Likelihood, among: Float[np.ndarray, "probe datum"]) -> bool:
+    """Whether rows of random minibatches have the likelihood that they have among all; an error counts as no."""
+
+    def evaluate(index: np.ndarray) -> np.ndarray:
+        alone = np.asarray(_rows_at_probes(way, jnp.asarray(index)))
+        if not np.array_equal(np.isfinite(alone), np.isfinite(among[:, index])):
+            raise ValueError("Rows are finite alone or among all, but not both.")
+        return alone
+
     try:
-        found, expected = (_rows_at_probes(one, index) for one in (way, whole))
+        subsets = random_subsets(among.shape[1], (*_SMALL, among.shape[1] // 2))
+        return row_difference(evaluate, among, subsets, rtol=1e-4) is None
     except Exception:  # a model that was not written for fewer rows may raise anything
         return False
-    return found.shape == expected.shape and np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 @quick_jit

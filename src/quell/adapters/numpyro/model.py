@@ -43,6 +43,10 @@ class NumPyroModel(AbstractModel):
     def dim(self) -> int:
         return self.structure.latent_dim
 
+    @property
+    def has_independent_rows(self) -> bool:
+        return True
+
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
         return _log_likelihood(self.likelihood, z, batch)  # pyright: ignore[reportCallIssue]
 

@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.infer.util import get_importance_trace
 
 from quell.adapters.numpyro.call import Inputs
-from quell.adapters.numpyro.trace import Site, base_distribution
+from quell.adapters.numpyro.trace import Site, base_distribution, is_latent
 from quell.combine import MomentState, Rule, finite_rows
 
 Params = Mapping[str, Array]
@@ -36,6 +36,8 @@ class TraceEnsemble:
     - `kl(site)`: the gradient of \(\log q - \log p\) at the sample minus that of its expectation, the
       Kullback-Leibler divergence, if NumPyro has it and model and guide have their sites in the same order.
     - `entropy(site)`: the same for \(\log q\) alone, if NumPyro has the entropy but not the divergence.
+
+    Factors and observed sites of the guide are terms of its ELBO, as in NumPyro; not being random, they give no scores.
 
     Bias: none.
     Cost: one backward pass through the densities of the sites per variate.
@@ -121,7 +123,7 @@ class TraceEnsemble:
 
 
 class Particle:
-    """One sample of the guide, and the model at that sample, as functions of the parameters."""
+    """One sample of the guide's random variables, and the model at that sample, as functions of the parameters."""
 
     def __init__(
         self,
@@ -140,13 +142,13 @@ class Particle:
         held = {
             name: jax.lax.stop_gradient(site["value"])
             for name, site in guide_sites.items()
-            if site["type"] in ("sample", "plate")
+            if site["type"] == "plate" or is_latent(site)
         }
         again = handlers.substitute(handlers.substitute(seeded, data=dict(params)), data=held)
         self.held_sites = handlers.trace(again).get_trace(*args, **kwargs)
-        self.guide_sites = {name: site for name, site in guide_sites.items() if site["type"] == "sample"}
+        self.guide_sites = {name: site for name, site in guide_sites.items() if is_latent(site)}
         densities = [jnp.sum(site["log_prob"]) for site in self.model_sites.values() if site["type"] == "sample"]
-        own = [jnp.sum(site["log_prob"]) for site in self.guide_sites.values()]
+        own = [jnp.sum(site["log_prob"]) for site in guide_sites.values() if site["type"] == "sample"]
         self.elbo = sum(densities, jnp.zeros(())) - sum(own, jnp.zeros(()))
 
     @property

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expectations of addends under a Gaussian: closed forms of products, Gauss-Hermite sums for the others."""
+
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from quell.families.gaussian import Gaussian
+from quell.models.quadrature import gauss_hermite
+from quell.models.row_sum import sum_over_rows
+from quell.structure.addends import Addends, Structure
+from quell.structure.forms import Form
+from quell.structure.instructions import Instruction, run
+
+NODES = {1: (12, 24, 48), 2: (10, 20, 40), 3: (8, 16, 24), 4: (6, 10, 14), 5: (4, 6, 8)}
+"""For each linear function of an addend that sees one to five of them, by level. They are even: none is at the mean,
+where functions that are written with absolute values have no derivative."""
+
+MOST_LEVEL = 1
+"""The last that a fit takes; the one above shows what that misses."""
+
+LEAST_WEIGHT = 1e-12
+"""Of a node, as a share of the largest; others are left out."""
+
+ROUNDED = 4.0
+"""Units of rounding, of an addend or of a nat, by which sums over other nodes may differ: they are no sign that nodes
+are missing."""
+
+SAME = 16.0
+"""Units of rounding of a linear function that another may differ from it by, and be the same: what is left of it then
+has no direction."""
+
+LOST = 0.05
+"""Units of rounding of the addends' absolute values that their sum loses: where polynomials that were multiplied out
+cancel, that is more than the sum itself."""
+
+NUMBERS_AT_ONCE = 2**20
+"""In memory at a time: addends times nodes, or addends times coordinates."""
+
+
+class Map(eqx.Module):
+    """A linear function of the latent for each addend; with a leading axis of one where it is the same for all.
+
+    Args:
+        index: of the coordinates it sees.
+        weight: of them.
+        offset: a number.
+    """
+
+    index: Int[Array, "#addend seen"]
+    weight: Float[Array, "#addend seen"]
+    offset: Float[Array, "#addend"]
+
+    @classmethod
+    def of(cls, linear: Form, dtype: Any) -> "Map":
+        """What is the same for all addends is kept once."""
+        index, weight, offset = (_once(part) for part in linear)
+        return cls(jnp.asarray(index, jnp.int32), jnp.asarray(weight, dtype), jnp.asarray(offset, dtype))
+
+    def of_vector(self, vector: Float[Array, "latent"]) -> Float[Array, "#addend"]:
+        """Without the offset."""
+        if self.index.shape[0] == 1:
+            return self.weight @ vector[self.index[0]]
+        return jnp.sum(self.weight * vector[self.index], axis=1)
+
+    def of_matrix(self, matrix: Float[Array, "latent column"]) -> Float[Array, "#addend column"]:
+        """Of each column, without the offset."""
+        if self.index.shape[0] == 1:
+            return self.weight @ matrix[self.index[0]]
+        return jnp.einsum("as,asc->ac", self.weight, matrix[self.index])
+
+
+class Moments(NamedTuple):
+    """Of the linear functions of each addend.
+
+    Args:
+        mean: of each.
+        covariance: as a lower triangle.
+        rows: a root of the covariance, a row for each; `None` where they are not correlated.
+    """
+
+    mean: list[Float[Array, "#addend"]]
+    covariance: list[list[Float[Array, "#addend"]]]
+    rows: list[Float[Array, "#addend column"]] | None
+
+    @property
+    def root(self) -> list[list[Float[Array, "#addend"]]]:
+        """The Cholesky factor of the covariance, by Gram and Schmidt.
+
+        That of the covariance itself would lose twice the digits where linear functions are nearly the same.
+        """
+        if self.rows is None:
+            scales = [jnp.sqrt(row[-1]) for row in self.covariance]
+            return [[*row[:-1], scale] for row, scale in zip(self.covariance, scales, strict=True)]
+        root, basis = [], []
+        for number, row in enumerate(self.rows):
+            made, left = [], row
+            for one in basis:
+                made.append(jnp.sum(left * one, axis=1))
+                left = left - made[-1][:, None] * one
+            square, size = jnp.sum(left**2, axis=1), self.covariance[number][number]
+            eps = jnp.finfo(row.dtype).eps
+            is_there = square > (SAME * eps) ** 2 * size
+            made.append(jnp.sqrt(jnp.where(is_there, square, eps**2 * size)))
+            basis.append(jnp.where(is_there[:, None], left, 0.0) / made[-1][:, None])
+            root.append(made)
+        return root
+
+
+class Group(eqx.Module):
+    """Addends of one program; arrays have one entry for each, or one for all.
+
+    Args:
+        weight: of each addend.
+        maps: linear functions.
+        aligned: the same, written as such of the same coordinates; none where no two have one in common, or no
+            variances are asked for.
+        constants: beside them.
+        instructions: of the program.
+        factors: of a product: numbers of linear functions.
+        exponent: of a product: the number of one.
+        is_absolute: whether the one factor of a product is an absolute value.
+    """
+
+    weight: Float[Array, "#addend"]
+    maps: tuple[Map, ...]
+    aligned: tuple[Map, ...]
+    constants: tuple[Array, ...]
+    instructions: tuple[Instruction, ...] = eqx.field(static=True)
+    factors: tuple[int, ...] = eqx.field(static=True)
+    exponent: int | None = eqx.field(static=True)
+    is_absolute: bool = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, addends: Addends, dtype: Any, *, has_variance: bool) -> "Group":
+        """With arrays of a type, for Gaussians with or without a variance of their own for each coordinate."""
+        functions = addends.functions
+        overlap = has_variance and any(_may_overlap(*pair) for pair in itertools.combinations(functions, 2))
+        return cls(
+            weight=jnp.asarray(addends.weight, dtype),
+            maps=tuple(Map.of(one, dtype) for one in functions),
+            aligned=tuple(Map.of(one, dtype) for one in (aligned(functions) if overlap else ())),
+            constants=tuple(_as_constant(one, dtype) for one in addends.constants),
+            instructions=addends.instructions,
+            factors=addends.factors,
+            exponent=addends.exponent,
+            is_absolute=addends.is_absolute,
+        )
+
+    def expectation(
+        self, gaussian: Gaussian, level: int, *, below: int | None = None, is_absolute: bool = False
+    ) -> Float[Array, ""]:
+        """Of the sum of all addends.
+
+        Args:
+            gaussian: distribution of the latent.
+            level: of the nodes.
+            below: another level; absolute differences from it, beyond rounding, are summed instead.
+            is_absolute: whether absolute values are summed instead.
+        """
+        num = self.weight.shape[0]
+        own, shared = eqx.partition(self, lambda leaf: eqx.is_array(leaf) and leaf.shape[0] == num)
+        at_once = max(1, NUMBERS_AT_ONCE // self._numbers(gaussian, level))
+
+        def of_some(rows: PyTree, counts: Bool[Array, "addend"]) -> Float[Array, ""]:
+            group: Group = eqx.combine(rows, shared)
+            moments = group._moments(gaussian)
+            values = group._values(moments, level)
+            if is_absolute:
+                values = jnp.abs(values)
+            if below is not None:
+                others = group._values(moments, below)
+                rounding = ROUNDED * jnp.finfo(values.dtype).eps * jnp.maximum(jnp.abs(values), 1.0)
+                values = jnp.maximum(jnp.abs(values - others) - rounding, 0.0)
+            is_size = is_absolute or below is not None
+            return jnp.sum((jnp.abs(group.weight) if is_size else group.weight) * values, where=counts)
+
+        of_rows = jax.checkpoint(of_some) if num > at_once else of_some  # so that derivatives keep no nodes
+        return sum_over_rows(of_rows, own, at_once=at_once)
+
+    def taken(self, places: Int[Array, "addend"]) -> "Group":
+        """Some of the addends; of negative numbers those of no weight."""
+        num = self.weight.shape[0]
+        own, shared = eqx.partition(self, lambda leaf: eqx.is_array(leaf) and leaf.shape[0] == num)
+        some: Group = eqx.combine(jax.tree.map(lambda leaf: leaf[places], own), shared)
+        return eqx.tree_at(lambda group: group.weight, some, jnp.where(places < 0, 0.0, some.weight))
+
+    def at(self, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        """The sum of all addends at a latent."""
+        functions = [one.of_vector(z) + one.offset for one in self.maps]
+        if self.instructions:
+            values = run(self.instructions, self.constants, [one[:, None] for one in functions])[:, 0]
+        else:
+            factors = [jnp.abs(functions[at]) if self.is_absolute else functions[at] for at in self.factors]
+            growth = [] if self.exponent is None else [jnp.exp(functions[self.exponent])]
+            values = functools.reduce(jnp.multiply, [*factors, *growth])
+        return jnp.sum(self.weight * values)
+
+    def _numbers(self, gaussian: Gaussian, level: int) -> int:
+        """In memory for each addend, about."""
+        seen = [one.index.shape[1] for one in self.maps]
+        columns = 0 if gaussian.factor is None else gaussian.factor.shape[1]
+        of_maps = [columns * (1 if one.index.shape[0] == 1 else one.index.shape[1]) for one in self.maps]
+        of_rows = len(self.maps) * sum(seen) if gaussian.variance is not None and self._are_correlated(gaussian) else 0
+        return max(self.num_nodes(level), sum(seen), sum(of_maps), of_rows)
+
+    def num_nodes(self, level: int) -> int:
+        """That an addend takes."""
+        return 1 if not self.instructions else nodes_for(len(self.maps), NODES[len(self.maps)][level])[0].shape[0]
+
+    def _moments(self, gaussian: Gaussian) -> Moments:
+        mean, number = [one.of_vector(gaussian.mean) + one.offset for one in self.maps], len(self.maps)
+        rows = self._rows(gaussian)
+        if rows is not None:
+            covariance = [[jnp.sum(rows[one] * rows[two], axis=1) for two in range(one + 1)] for one in range(number)]
+            return Moments(mean, covariance, rows)
+        total = [jnp.zeros_like(one) for one in mean]
+        if gaussian.factor is not None:
+            total = [jnp.sum(one.of_matrix(gaussian.factor) ** 2, axis=1) for one in self.maps]
+        if gaussian.variance is not None:
+            squared = (Map(one.index, one.weight**2, one.offset) for one in self.maps)
+            total = [some + one.of_vector(gaussian.variance) for some, one in zip(total, squared, strict=True)]
+        none = jnp.zeros(1, gaussian.mean.dtype)
+        return Moments(mean, [[none] * one + [total[one]] for one in range(number)], None)
+
+    def _are_correlated(self, gaussian: Gaussian) -> bool:
+        shares = gaussian.variance is not None and bool(self.aligned)
+        return len(self.maps) > 1 and (gaussian.factor is not None or shares)
+
+    def _rows(self, gaussian: Gaussian) -> list[Float[Array, "#addend column"]] | None:
+        """A root of the covariance, a row for each linear function; `None` where they are not correlated."""
+        if not self._are_correlated(gaussian):
+            return None
+        rows = [] if gaussian.factor is None else [[one.of_matrix(gaussian.factor)] for one in self.maps]
+        if gaussian.variance is not None:
+            scale = jnp.sqrt(gaussian.variance)
+            own = [one.weight * scale[one.index] for one in self.aligned or self.maps]
+            if not self.aligned:  # each has columns of its own
+                own = [_apart(own, at) for at in range(len(own))]
+            rows = [[*parts, part] for parts, part in zip(rows or [[]] * len(own), own, strict=True)]
+        return [_side_by_side(parts) for parts in rows]
+
+    def _values(self, moments: Moments, level: int) -> Float[Array, "#addend"]:
+        if not self.instructions:
+            return self._product(moments)
+        mean, root = moments.mean, moments.root
+        nodes, weights = nodes_for(len(mean), NODES[len(mean)][level])
+        noise, near = jnp.asarray(nodes, mean[0].dtype), int(np.argmin(np.sum(nodes**2, axis=1)))
+        at = [
+            mean[one][:, None] + sum(root[one][two][:, None] * noise[:, two] for two in range(one + 1))
+            for one in range(len(mean))
+        ]
+        found = run(self.instructions, self.constants, at)
+        middle = jax.lax.stop_gradient(found[:, near : near + 1])  # differences from it are rounded less than values
+        return middle[:, 0] + (found - middle) @ jnp.asarray(weights, mean[0].dtype)
+
+    def _product(self, moments: Moments) -> Float[Array, "#addend"]:
+        r"""\(E\,u_1 u_2 e^v = e^{m_v + s_v / 2} ((m_1 + c_{1v})(m_2 + c_{2v}) + c_{12})\)."""
+        mean, covariance = moments.mean, moments.covariance
+        factors, growth = [mean[at] for at in self.factors], jnp.ones(1, mean[0].dtype)
+        if self.exponent is not None:
+            growth = jnp.exp(mean[self.exponent] + 0.5 * covariance[self.exponent][self.exponent])
+            factors = [one + covariance[self.exponent][at] for one, at in zip(factors, self.factors, strict=True)]
+        if self.is_absolute:
+            return growth * _absolute(factors[0], covariance[self.factors[0]][self.factors[0]])
+        if len(factors) < 2:
+            return growth * (factors[0] if factors else 1.0)
+        return growth * (factors[0] * factors[1] + covariance[max(self.factors)][min(self.factors)])
+
+
+class Expectation(eqx.Module):
+    """The expected log density of a model under a Gaussian.
+
+    Args:
+        constant: what does not depend on the latent.
+        slope: of what is linear in it.
+        groups: of addends.
+        level: how many nodes an addend takes that has no closed form.
+
+    Bias: that of Gauss-Hermite sums, which `error` shows.
+    Cost: of a value, for each addend its program at all nodes, and its linear functions of the covariance.
+    """
+
+    constant: Float[Array, ""]
+    slope: Float[Array, "latent"]
+    groups: tuple[Group, ...]
+    level: int = eqx.field(static=True, default=0)
+
+    @classmethod
+    def of(cls, structure: Structure, dtype: Any, level: int = 0, *, has_variance: bool = True) -> "Expectation":
+        """With arrays of a type.
+
+        Args:
+            structure: of a model.
+            dtype: of the arrays.
+            level: of the nodes.
+            has_variance: whether the Gaussians have a variance beside their factor.
+        """
+        numbers = jnp.asarray(structure.constant, dtype), jnp.asarray(structure.slope, dtype)
+        groups = tuple(Group.of(one, dtype, has_variance=has_variance) for one in structure.groups)
+        return cls(*numbers, groups, level)
+
+    def __call__(self, gaussian: Gaussian) -> Float[Array, ""]:
+        """Its value."""
+        total = self.constant + self.slope @ gaussian.mean
+        return sum((group.expectation(gaussian, self.level) for group in self.groups), total)
+
+    def at(self, z: Float[Array, "latent"]) -> Float[Array, ""]:
+        """What it is the expectation of."""
+        return sum((group.at(z) for group in self.groups), self.constant + self.slope @ z)
+
+    def error(self, gaussian: Gaussian) -> Float[Array, ""]:
+        """By how much twice as many nodes change the addends, beyond rounding, and what of their sum that may lose."""
+        parts = (
+            group.expectation(gaussian, self.level + 1, below=self.level) for group in self.groups if group.instructions
+        )
+        zero = jnp.zeros((), gaussian.mean.dtype)
+        size = sum((group.expectation(gaussian, self.level, is_absolute=True) for group in self.groups), zero)
+        return sum(parts, zero) + LOST * jnp.finfo(zero.dtype).eps * size
+
+    @property
+    def num_evaluations(self) -> int:
+        """Of addends at nodes, for one value."""
+        return sum(group.weight.size * group.num_nodes(self.level) for group in self.groups)
+
+
+@functools.cache
+def nodes_for(dim: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss-Hermite nodes on a grid, without those of no weight."""
+    nodes, weights = gauss_hermite(number)
+    grid = np.stack([axis.ravel() for axis in np.meshgrid(*[nodes] * dim, indexing="ij")], axis=1)
+    weight = np.prod([axis.ravel() for axis in np.meshgrid(*[weights] * dim, indexing="ij")], axis=0)
+    keeps = weight > LEAST_WEIGHT * weight.max()
+    return grid[keeps], weight[keeps] / weight[keeps].sum()
+
+
+def _absolute(mean: Float[Array, "#addend"], variance: Float[Array, "#addend"]) -> Float[Array, "#addend"]:
+    r"""\(E |u|\) of a normal \(u\)."""
+    ratio = mean / jnp.sqrt(2.0 * variance)
+    return jnp.sqrt(2.0 * variance / math.pi) * jnp.exp(-(ratio**2)) + mean * jax.scipy.special.erf(ratio)
+
+
+def aligned(functions: list[Form]) -> list[Form]:
+    """Linear functions, written as such of all coordinates that any of them sees."""
+    firsts = [_once(one.seen) for one in functions]
+    if all(np.array_equal(firsts[0], one) for one in firsts) and np.unique(firsts[0]).size == firsts[0].size:
+        return functions  # all of the same coordinates, each once: linear predictors of the same features
+    index = np.concatenate([one.seen for one in functions], axis=1)
+    is_there = np.concatenate([one.weight != 0 for one in functions], axis=1)
+    union = Form(index, is_there.astype(float), np.zeros(index.shape[0])).merged()
+
+    def weights(function: Form) -> np.ndarray:
+        total = np.zeros(union.seen.shape)
+        for seen, weight in zip(function.seen.T, function.weight.T, strict=True):
+            total += np.where(union.seen == seen[:, None], weight[:, None], 0.0)
+        return np.where(union.weight != 0, total, 0.0)  # padding repeats a coordinate
+
+    return [Form(union.seen, weights(one), one.offset) for one in functions]
+
+
+def _apart(parts: list[Float[Array, "#addend _"]], at: int) -> Float[Array, "#addend column"]:
+    """One of some parts, with zeros where the others are."""
+    num = parts[at].shape[0]
+    blocks = [part if one == at else jnp.zeros((num, part.shape[1]), part.dtype) for one, part in enumerate(parts)]
+    return jnp.concatenate(blocks, axis=1)
+
+
+def _side_by_side(parts: list[Float[Array, "#addend _"]]) -> Float[Array, "#addend column"]:
+    num = max(part.shape[0] for part in parts)
+    return jnp.concatenate([jnp.broadcast_to(part, (num, part.shape[1])) for part in parts], axis=1)
+
+
+def _once(part: np.ndarray) -> np.ndarray:
+    """The first row where all are the same."""
+    if part.shape[0] > 1 and (part.strides[0] == 0 or (part == part[:1]).all()):
+        return part[:1]
+    return part
+
+
+def _as_constant(value: np.ndarray, dtype: Any) -> Array:
+    return jnp.asarray(value, dtype if np.issubdtype(value.dtype, np.floating) else None)
+
+
+def _may_overlap(one: Form, two: Form) -> bool:
+    """Whether some coordinate is seen by both, for any addends."""
+    return bool(np.intersect1d(np.unique(_once(one.seen)), np.unique(_once(two.seen))).size)
