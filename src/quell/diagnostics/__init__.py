@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of a finished fit: gradient variance, contributions of variates, summary, k-hat, report."""
 
+from quell.core.estimate import Estimate as Estimate
 from quell.diagnostics.advice import Advice as Advice
 from quell.diagnostics.advice import Level as Level
 from quell.diagnostics.contribution import Contribution as Contribution
@@ -8,7 +9,6 @@ from quell.diagnostics.contribution import Contributions as Contributions
 from quell.diagnostics.contribution import Dispensable as Dispensable
 from quell.diagnostics.contribution import contributions as contributions
 from quell.diagnostics.elbo import estimate_elbo as estimate_elbo
-from quell.diagnostics.estimate import Estimate as Estimate
 from quell.diagnostics.khat import Khat as Khat
 from quell.diagnostics.khat import estimate_khat as estimate_khat
 from quell.diagnostics.khat import khat_threshold as khat_threshold

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 
 from quell.combine import Rule
+from quell.core.estimate import Estimate, mean_of
 from quell.diagnostics.contribution import Contributions
-from quell.diagnostics.estimate import Estimate, mean_of
 from quell.diagnostics.khat import Khat
 from quell.fit.status import Status
 
@@ -41,7 +41,7 @@ class Advice(NamedTuple):
 
 def advise_end(status: Status) -> list[Advice]:
     """On the status of the fit."""
-    levels = {Status.CONVERGED: Level.GOOD, Status.DIVERGED: Level.ACT}
+    levels = {Status.CONVERGED: Level.GOOD, Status.DIVERGED: Level.ACT, Status.NOT_CONVERGED: Level.ACT}
     return [] if status is Status.COMPLETED else [Advice(levels.get(status, Level.NOTE), status.value)]
 
 

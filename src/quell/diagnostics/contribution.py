@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
+from quell.core.estimate import Estimate, mean_of, ratio_of
 from quell.diagnostics.covariance import BlockCovariances, step_covariances, variance_with
 from quell.diagnostics.ensembles import Covariances, best_weights, held_out_variances, least_useful_first
-from quell.diagnostics.estimate import Estimate, mean_of, ratio_of
 from quell.diagnostics.step_time import step_times
 from quell.diagnostics.variance import current_weights
 from quell.gradient import Gradient, GradientState

@@ -20,6 +20,10 @@ DATA_CHUNK = 2**13
 
 _CELLS = 2**18
 
+MOST_DRAWS, LEAST_DRAWS, MOST_VALUES = 10_000, 1_000, 2**24
+"""Of a sample that nobody gave a size: so many draws that k-hat comes to one verdict with every key, unless that takes
+more log-likelihoods of single data than the last."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ScoredSample:
@@ -41,6 +45,11 @@ class ScoredSample:
     def log_ratios(self) -> Float[np.ndarray, "sample"]:
         """Log importance ratios."""
         return self.log_p - self.log_q
+
+
+def sample_size(problem: Problem) -> int:
+    """Size of a sample that tells much and takes little time."""
+    return min(MOST_DRAWS, max(LEAST_DRAWS, MOST_VALUES // problem.model.num_data))
 
 
 def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int) -> ScoredSample:

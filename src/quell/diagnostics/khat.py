@@ -8,12 +8,18 @@ import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from quell.core.checks import check_count, check_key
-from quell.diagnostics.densities import ScoredSample, score_sample
+from quell.diagnostics.densities import ScoredSample, sample_size, score_sample
 from quell.diagnostics.pareto import LEAST, psis
 from quell.evaluation import Problem
 from quell.families import AbstractFamily, Capability
 
 _LARGEST_FULL_RANK = 1000
+
+_COARSE = 0.5
+"""Nats of rounding in a log density beyond which importance ratios say nothing."""
+
+
+_UNSEEN = "A mode that no draw reaches cannot be seen."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +27,8 @@ class Khat:
     r"""The Pareto shape of the importance ratios \(p(x, z) / q(z)\), with advice.
 
     Attributes:
-        value: \(\hat k\); minus infinity if the largest ratios are all equal, NaN if one is not a number.
+        value: \(\hat k\); minus infinity if the largest ratios are all equal, NaN if one is not a number or if all are
+            lost in rounding.
         threshold: largest value for which importance sampling with this many samples is reliable.
         num: number of samples.
         advice: what it says about the family, and what to do.
@@ -50,18 +57,19 @@ def khat_threshold(num: int) -> float:
     return min(1.0 - 1.0 / math.log10(num), 0.7)
 
 
-def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num: int = 1000) -> Khat:
+def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num: int | None = None) -> Khat:
     """The Pareto shape of the importance ratios at fresh samples of the family.
 
     Args:
         key: for the samples.
         problem: model and family.
         params: of the family.
-        num: samples, at least 25.
+        num: samples, at least 25; by default 10,000, and fewer where there are many data.
 
     Cost: `num` evaluations of the likelihood of all data, in chunks.
     """
     check_key(key)
+    num = sample_size(problem) if num is None else num
     check_count("num", num, least=LEAST)
     return khat_of(score_sample(key, problem, params, num), problem.family)
 
@@ -72,7 +80,13 @@ def khat_of(sample: ScoredSample, family: AbstractFamily) -> Khat:
     value, threshold = psis(ratios, resolution=sample.resolution).khat, khat_threshold(ratios.size)
     bad = int(np.sum(np.isnan(ratios) | np.isposinf(ratios)))
     advice = khat_advice(value, threshold, family)
-    if bad or math.isnan(value):
+    if not bad and sample.resolution > _COARSE:
+        value = math.nan
+        advice = (
+            f"Log densities are rounded to {sample.resolution:.2g} nats, which hides the importance ratios. Call "
+            "`jax.config.update('jax_enable_x64', True)` before the model is made, or centre and scale the data."
+        )
+    elif bad or math.isnan(value):
         advice = (
             f"The log density is not finite at {bad or ratios.size:,} of {ratios.size:,} samples. Check the model "
             "with `quell.check_model(model)`, or transform its latents to their support."
@@ -89,9 +103,9 @@ def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:
         family: that was fitted.
     """
     if value == -math.inf:
-        return "The largest importance ratios are all equal: as far as the samples can tell, the fit is exact."
+        return f"The largest importance ratios are all equal: as far as the draws can tell, the fit is exact. {_UNSEEN}"
     if value <= min(0.5, threshold):
-        return "The fitted distribution is close to the posterior."
+        return f"The fitted distribution is close to the posterior. {_UNSEEN}"
     if value <= threshold:
         return (
             "The fitted distribution is near the posterior but misses some of its tails. Importance sampling can "

@@ -16,13 +16,13 @@ from jaxtyping import Array, Key
 
 from quell.core.atomic import write_atomically
 from quell.core.checks import check_key, check_positive
+from quell.core.estimate import mean_of
 from quell.core.version import VERSION
 from quell.diagnostics import advice, plots
 from quell.diagnostics.contribution import Contributions, contributions_from
 from quell.diagnostics.covariance import affordable_draws, step_covariances
 from quell.diagnostics.densities import score_sample
 from quell.diagnostics.elbo import exact_elbo_in_chunks
-from quell.diagnostics.estimate import mean_of
 from quell.diagnostics.khat import Khat, khat_of
 from quell.diagnostics.page import report_template
 from quell.diagnostics.summary import summarise
@@ -94,6 +94,7 @@ def advice_on(fit: FitResult, khat: Khat, variance: GradientVariance, found: Con
     reason = None if fit.choice is None else fit.choice.reason
     every = [
         *advice.advise_end(fit.status),
+        *(advice.Advice(advice.Level.ACT, text) for text in fit.warnings),
         *([] if _is_exact(fit) else advice.advise_trend(history.taken.elbo)),
         *advice.advise_khat(khat),
         *advice.advise_variance(variance.total.ratio, len(gradient.variates), gradient.rule, reason=reason),

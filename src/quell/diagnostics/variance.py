@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.compilation import quick_jit
+from quell.core.estimate import Estimate, mean_of, ratio_of
 from quell.diagnostics.covariance import BlockCovariances, step_covariances, variance_with, vectors_by_block
-from quell.diagnostics.estimate import Estimate, mean_of, ratio_of
 from quell.gradient import Gradient, GradientState
 
 

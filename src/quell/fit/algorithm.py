@@ -5,8 +5,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Bool, Key, PyTree
 
 from quell.families.sample import draw_latents
 from quell.gradient import Gradient, GradientInfo, GradientState
@@ -77,6 +78,14 @@ class Algorithm(eqx.Module):
         loss_grad, gradient, info = self.gradient.update(key, state.params, state.gradient, next_key=next_key)
         updates, optimizer = self.optimizer.update(loss_grad, state.optimizer, state.params)
         return AlgorithmState(optax.apply_updates(state.params, updates), optimizer, gradient), info
+
+    def must_stay_finite(self, state: AlgorithmState) -> PyTree:
+        """What a step must leave finite, or it is skipped: parameters and state of the optimiser."""
+        return state.params, state.optimizer
+
+    def has_ended(self, state: AlgorithmState) -> Bool[Array, "*fit"]:
+        """Whether no further step is worth taking: never, since an optimiser does not know."""
+        return jnp.asarray(False)
 
     def sample(self, key: Key[Array, ""], state: AlgorithmState, num: int) -> Any:
         """Draw latents from the current distribution, in the shape the model takes, with a leading axis."""

@@ -5,20 +5,18 @@ from typing import Literal
 
 import equinox as eqx
 
-BaseName = Literal["exact", "second order", "sampled"]
-"""A base gradient: without noise, with Hessians at latents, or with gradients at latents."""
+BaseName = Literal["exact", "common draws", "sampled"]
+"""A gradient: without noise, on draws that stay the same for many steps, or on draws of each step."""
 
 
 class Choice(eqx.Module):
     """The gradient that `variates="auto"` has chosen.
 
     Args:
-        base: the gradient that variates are added to: `"exact"` on all data, of `"second order"` (`BonnetPrice`), or
-            `"sampled"` (`Reparameterization`, or what suits the family).
-        variates: names of the variates that are added to it.
+        base: the gradient that steps follow: `"exact"` on all data, on `"common draws"`, or `"sampled"`
+            (`Reparameterization`, or what suits the family), which variates are added to.
+        variates: names of the variates.
         reason: in words.
-        anneals: whether the density turned out to be far from Gaussian, so that the rate of the default optimiser
-            falls over the fit instead of tuning itself: the noise of long steps finds one of the better optima.
 
     Example:
         >>> import quell
@@ -29,12 +27,6 @@ class Choice(eqx.Module):
     base: BaseName
     variates: tuple[str, ...]
     reason: str
-    anneals: bool = False
-
-    @property
-    def first(self) -> BaseName:
-        """The base gradient that the fit began with, which its default optimiser was made for."""
-        return "second order" if self.anneals else self.base
 
     @property
     def exact(self) -> bool:

@@ -13,9 +13,6 @@ from quell.fit.history import History
 from quell.fit.natural_gradient import natural_sq_norm
 from quell.gradient import Gradient
 
-LEAST_GAIN = 1e-3
-"""Nats; an exact fit whose next step can gain less has converged."""
-
 _NUM_BATCHES = 8
 
 
@@ -89,8 +86,8 @@ def _mean_and_error(values: Float[np.ndarray, "step"]) -> tuple[float, float]:
     return float(finite.mean()), float(batches.std(ddof=1) / math.sqrt(_NUM_BATCHES))
 
 
-def has_no_gain(gradient: Gradient, params: PyTree, recent: History) -> bool:
-    """Whether the next step of an exact fit can gain less than `LEAST_GAIN` nats.
+def has_no_gain(gradient: Gradient, params: PyTree, recent: History, least: float) -> bool:
+    """Whether the next step of an exact fit can gain less than some nats.
 
     Near an optimum that is half the squared norm of the natural gradient. A step that was skipped, or that was not
     finite, is no sign of convergence.
@@ -99,12 +96,13 @@ def has_no_gain(gradient: Gradient, params: PyTree, recent: History) -> bool:
         gradient: without noise.
         params: where the fit stands.
         recent: history that ends with its last step.
+        least: the nats.
     """
     if not recent.num_steps or recent.skipped[-1] or not np.isfinite(recent.base_sq_norm[-1]):
         return False
     if gradient.rule.metric == "natural":
-        return 0.5 * float(recent.combined_sq_norm[-1]) < LEAST_GAIN
-    return float(_gain(gradient, params)) < LEAST_GAIN
+        return 0.5 * float(recent.combined_sq_norm[-1]) < least
+    return float(_gain(gradient, params)) < least
 
 
 @eqx.filter_jit

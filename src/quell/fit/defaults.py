@@ -9,7 +9,7 @@ from quell.combine import Rule
 from quell.data.access import most_rows, on_disk
 from quell.evaluation import Problem, Sampler
 from quell.families import Capability
-from quell.fit.choice import BaseName, Choice
+from quell.fit.choice import Choice
 from quell.fit.natural_gradient import has_natural_gradient, natural_gradient
 from quell.models import AbstractModel
 
@@ -35,18 +35,8 @@ away, and near enough to return. The second moves predictors by 0.14 in root mea
 datum's curvature: over moves below one a log-likelihood is near its quadratic. The third moves each coordinate by half
 its scale."""
 
-SECOND_ORDER_KL = 20.0
-"""The same where Hessians are taken at latents."""
-
-ANNEALED_RATE, ANNEALED_SCALE_RATE = 0.3, 0.5
-"""Where there are many optima, the rate of steps falls from the first over the fit, however noisy they are. The rate of
-the scale is the second times that, because its gradient has more noise: optima are better."""
-
 WARM_UP_STEPS = 10
 """First steps of a fit that chooses its variates, which learn weights and do not move."""
-
-NOISE_CHECK_STEP = 24
-"""Number of Hessian-based steps before the noise check."""
 
 
 def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
@@ -81,27 +71,20 @@ def default_rule(problem: Problem, *, natural: bool, is_auto: bool) -> Rule:
     return Rule(v0=PRIOR_STRENGTH / problem.model.num_data) if is_auto else Rule()
 
 
-def default_optimizer(
-    problem: Problem, steps: int, base: BaseName = "sampled", *, anneals: bool = False
-) -> optax.GradientTransformation:
+def default_optimizer(problem: Problem, steps: int, *, exact: bool = False) -> optax.GradientTransformation:
     """Natural-gradient steps for a Gaussian family, Adam for others.
 
     Args:
         problem: model and family.
-        steps: of the fit; a rate that falls does so over those that move.
-        base: of the gradient: the less noise that has, the longer steps may be.
-        anneals: whether the rate of natural-gradient steps falls over the fit too. The state of an optimiser that
-            anneals has the structure of one that does not.
+        steps: of the fit; the rate of Adam falls over those that move.
+        exact: whether the gradient has no noise, so that steps may be longer.
     """
     if not has_natural_gradient(problem.family):
         return _adam(moving_steps(steps))
-    if anneals:
-        until = NOISE_CHECK_STEP + moving_steps(steps - NOISE_CHECK_STEP)
-        return natural_gradient(problem, _cosine(ANNEALED_RATE, until), scale_rate=ANNEALED_SCALE_RATE)
-    if base == "exact":
-        by_size = EXACT_KL_PER_DATUM * problem.model.num_data, EXACT_KL_PER_COORDINATE * problem.model.dim
-        return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
-    return natural_gradient(problem, max_kl=SECOND_ORDER_KL if base == "second order" else None)
+    if not exact:
+        return natural_gradient(problem)
+    by_size = EXACT_KL_PER_DATUM * problem.model.num_data, EXACT_KL_PER_COORDINATE * problem.model.dim
+    return natural_gradient(problem, momentum=0.0, max_kl=max(EXACT_KL, *by_size))
 
 
 def moving_steps(steps: int) -> int:
@@ -109,29 +92,20 @@ def moving_steps(steps: int) -> int:
     return steps - WARM_UP_STEPS if steps > 2 * WARM_UP_STEPS else steps
 
 
-def warm_up_until(choice: Choice, steps: int, *, is_default: bool) -> int:
+def warm_up_until(choice: Choice | None, steps: int) -> int:
     """The step up to which parameters stay where they are and weights are learned; 0 for no warm-up.
 
     A natural-gradient step is too long to be noisy, and Adam remembers the noise of its first ones for thousands.
 
     Args:
-        choice: of the gradient.
+        choice: of the gradient; `None` where the variates were given.
         steps: of the fit.
-        is_default: whether the optimiser is the default one, whose annealed rate falls over what is left of the steps.
     """
-    if choice.base != "sampled" or not choice.variates:
-        return 0
-    done = NOISE_CHECK_STEP if choice.anneals else 0
-    left = steps - done if is_default else steps
-    return done + WARM_UP_STEPS if moving_steps(left) < left else 0
+    learns = choice is not None and choice.base == "sampled" and choice.variates
+    return WARM_UP_STEPS if learns and moving_steps(steps) < steps else 0
 
 
 @functools.cache
 def _adam(steps: int) -> optax.GradientTransformation:
     """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(_cosine(0.05, steps))
-
-
-@functools.cache
-def _cosine(rate: float, steps: int) -> optax.Schedule:
-    return optax.cosine_decay_schedule(rate, steps)
+    return optax.adam(optax.cosine_decay_schedule(0.05, steps))

@@ -15,19 +15,25 @@ from quell.core.processes import ProcessLost, agree, are_several, first_says, hi
 from quell.fit import loop
 from quell.fit.checkpoint.file import CheckpointError
 from quell.fit.checkpoint.keeper import Keeper, Snapshot
+from quell.fit.common_draws import MOST_PARAMS
 from quell.fit.convergence import has_no_gain
-from quell.fit.defaults import NOISE_CHECK_STEP
-from quell.fit.method import NOISE_WINDOW
+from quell.fit.gap import measure_gap
+from quell.fit.newton import Newton, Outcome
 from quell.fit.plan import FitPlan
-from quell.fit.progress import FitProgress, Report, progress_bar, wants_bar
+from quell.fit.progress import FitProgress, Report, progress_bar, wants_bar, warn_if_long
 from quell.fit.result import FitResult
 from quell.fit.status import Status
 
 EXACT_EVERY = 5
 """Steps between two convergence checks of an exact fit; after a warm start, of many rows, each step is worth one."""
 
+GAIN_SHARE = 0.1
+"""An exact fit has converged where a step can gain less than this share of the tolerance."""
+
 _CHUNK_SECONDS = 0.25
 _FIRST_CHUNK = 16
+_LONG_SECONDS = 1.0
+"""A chunk that takes longer may be followed by one of a single step, so that callbacks and Ctrl-C are heard."""
 
 
 def run_plan(plan: FitPlan) -> list[FitResult]:
@@ -76,6 +82,7 @@ class FitLoop:
         """Check whether some of the fits have converged before."""
         self.snapshot = snapshot
         self.ended: dict[int, Status] = {}
+        self.least_gain: dict[int, float] = {}
         self.spent, self.began = snapshot.seconds, time.perf_counter()
         self._check_convergence()
 
@@ -103,16 +110,22 @@ class FitLoop:
 
     def run(self, keeper: Keeper, report: Report) -> None:
         """Run chunks until no fit has steps to take."""
-        length = _FIRST_CHUNK
+        problem, is_told = self.snapshot.plan.algorithm.gradient.problem, False
+        is_newton = isinstance(self.snapshot.plan.algorithm, Newton)
+        are_long = is_newton or problem.family.num_params > MOST_PARAMS
+        length = 1 if are_long else _FIRST_CHUNK
         while (running := self.running).size:
-            self._check_noise(keeper)
             length, start, before = agree(length), time.perf_counter(), self.step
             ends = before.copy()
             ends[running] = self._ends_of_chunk(before[running], length)
             step, end = int(before[running].max()), int(ends[running].max())
             self._run_chunk(ends)
             seconds = max(time.perf_counter() - start, 1e-6)
-            length = min(max(int((end - step) * _CHUNK_SECONDS / seconds), 2 * _FIRST_CHUNK), loop.BUFFER)
+            if before.any() and not is_told and not is_newton:  # the first chunk had to be compiled
+                left, is_told = self.snapshot.plan.options.steps - end, True
+                warn_if_long(problem, self.snapshot.state, left, seconds / (end - step))
+            least = 1 if are_long or seconds > _LONG_SECONDS else 2 * _FIRST_CHUNK
+            length = min(max(int((end - step) * _CHUNK_SECONDS / seconds), least), loop.BUFFER)
             self._check_convergence()
             keeper.after_chunk(self.snapshot, step=end)
             recent = np.concatenate([self.snapshot.pieces[number][-1].elbo for number in running])
@@ -124,48 +137,48 @@ class FitLoop:
     def results(self) -> list[FitResult]:
         """A result for each fit, as far as it has come."""
         plan, state, _, _ = self.snapshot
-        best = state.params if state.average is None else state.average.mean
+        outcomes = [self._outcome(number) for number in range(self.step.size)]
         return [
             FitResult(
-                params=self._member(best, number),
+                params=outcome.params,
                 gradient=plan.algorithm.gradient,
                 state=self._member(state.algorithm.gradient, number),
                 history=history,
                 status=self._status(number),
                 seconds=self.seconds,
                 choice=plan.choice,
+                measured_gap=outcome.gap,
+                num_gradients=outcome.num_gradients,
+                starts_differ=outcome.starts_differ,
+                has_khat=plan.options.khat,
             )
-            for number, history in enumerate(self.snapshot.histories)
+            for number, (outcome, history) in enumerate(zip(outcomes, self.snapshot.histories, strict=True))
         ]
 
     def _check_convergence(self) -> None:
         """End fits that have converged; the history up to a fixed grid of steps decides, not the clock."""
         plan = self.snapshot.plan
         stopping = plan.options.early_stopping
+        newton = self.snapshot.state.algorithm.optimizer if isinstance(plan.algorithm, Newton) else None
         for number in self.running.tolist():
             pieces, is_over = self.snapshot.pieces[number], False
+            if newton is not None:
+                is_over = bool(self._member(newton.has_converged, number))
+                if self._member(newton.has_given_up, number):
+                    self.ended[number] = Status.NOT_CONVERGED
             if plan.is_exact:
                 params = self._member(self.snapshot.state.params, number)
-                is_over = has_no_gain(plan.algorithm.gradient, params, pieces[-1])
+                least = self.least_gain.get(number, GAIN_SHARE * plan.options.tolerance)
+                is_over = has_no_gain(plan.algorithm.gradient, params, pieces[-1], least)
+                # The natural metric of a family that holds no correlations does not see all that is left to gain.
+                if is_over and (gap := measure_gap(plan.algorithm.gradient, params)) is not None:
+                    is_over = gap.value + gap.standard_error < plan.options.tolerance
+                    self.least_gain[number] = 0.1 * least
             if stopping is not None and not is_over:
                 elbo = np.concatenate([piece.elbo for piece in pieces])
                 is_over = elbo.size % stopping.check_every == 0 and stopping.is_over(elbo)
             if is_over:
                 self.ended[number] = Status.CONVERGED
-
-    def _check_noise(self, keeper: Keeper) -> None:
-        """After the first Hessian-based steps, change over to sampled gradients where these are too noisy."""
-        plan, state, _, _ = self.snapshot
-        if not plan.checks_noise or int(state.step) != NOISE_CHECK_STEP:
-            return
-        (history,) = self.snapshot.histories
-        changed = plan.after_noise_check(state.params, history.base_sq_norm[-NOISE_WINDOW:].tolist())
-        if changed is not plan:
-            gradient = changed.algorithm.gradient
-            state = eqx.tree_at(lambda s: s.algorithm.gradient, state, changed.start.algorithm.gradient)
-            history = history.with_variates(len(gradient.variates), len(gradient.weight_names))
-            self.snapshot = Snapshot(changed, state, ((history,),), self.seconds)
-            keeper.save(self.snapshot)
 
     def _ends_of_chunk(self, step: Int[np.ndarray, "fit"], length: int) -> Int[np.ndarray, "fit"]:
         """Where the next chunk ends: soon, and not beyond the next step at which the host has something to do."""
@@ -174,7 +187,6 @@ class FitLoop:
             options.early_stopping.check_every if options.early_stopping else None,
             options.checkpoint.every_steps if options.checkpoint else None,
             (EXACT_EVERY if plan.warm_start is None else 1) if plan.is_exact else None,
-            NOISE_CHECK_STEP if plan.checks_noise and step.max() < NOISE_CHECK_STEP else None,
         ]
         ends = [(step // every + 1) * every for every in grids if every is not None]
         return np.minimum.reduce([step + length, np.full_like(step, options.steps), *ends])
@@ -210,15 +222,27 @@ class FitLoop:
         if first_says(lambda: _is_true(callback(progress))):
             self.ended.setdefault(number, Status.STOPPED)
 
+    def _outcome(self, number: int) -> Outcome:
+        """What a fit knows of itself; an optimiser knows where it is."""
+        plan, state, _, _ = self.snapshot
+        if isinstance(plan.algorithm, Newton):
+            return plan.algorithm.outcome(self._member(state.algorithm, number))
+        params = state.params if state.average is None else state.average.mean
+        taken = int(self.step[number]) * plan.algorithm.gradient.sampler.num_replicates
+        return Outcome(self._member(params, number), taken)
+
     def _member(self, tree: PyTree, number: int) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[number], tree) if self.snapshot.plan.key.ndim else tree
 
     def _status(self, number: int) -> Status:
+        plan = self.snapshot.plan
         if self.diverged[number]:
             return Status.DIVERGED
-        if self.step[number] >= self.snapshot.plan.options.steps:
-            return Status.COMPLETED
-        return self.ended.get(number, Status.INTERRUPTED)
+        if number in self.ended:
+            return self.ended[number]
+        if self.step[number] < plan.options.steps:
+            return Status.INTERRUPTED
+        return Status.NOT_CONVERGED if plan.knows_gap else Status.COMPLETED
 
 
 def _is_true(answer: Any) -> bool:

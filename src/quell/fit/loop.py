@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Int, Key
 from quell.core.compilation import quick_jit
 from quell.fit.algorithm import Algorithm
 from quell.fit.history import History
+from quell.fit.newton import Newton
 from quell.fit.step import LoopState, StepPolicy, take_step
 
 BUFFER = 1024
@@ -21,7 +22,7 @@ FIT_AXIS = "fit"
 
 @quick_jit
 def run_chunk(
-    algorithm: Algorithm,
+    algorithm: Algorithm | Newton,
     policy: StepPolicy,
     key: Key[Array, "*fit"],
     state: LoopState,
@@ -52,7 +53,11 @@ def run_chunk(
 
 
 def _run(
-    algorithm: Algorithm, policy: StepPolicy, key: Key[Array, "*fit"], state: LoopState, until: Int[Array, "*fit"]
+    algorithm: Algorithm | Newton,
+    policy: StepPolicy,
+    key: Key[Array, "*fit"],
+    state: LoopState,
+    until: Int[Array, "*fit"],
 ) -> tuple[LoopState, History]:
     """Advance while any fit is going, and keep the diagnostics of each step in a buffer of fixed length."""
 
@@ -60,10 +65,13 @@ def _run(
         after, info = take_step(algorithm, policy, key, now)
         return jax.tree.map(lambda new, old: jnp.where(is_going, new, old), after, now), info
 
+    def is_going(now: LoopState) -> Bool[Array, "*fit"]:
+        return policy.is_going(now, until) & ~algorithm.has_ended(now.algorithm)
+
     def advance(now: LoopState) -> tuple[LoopState, History]:
         if key.ndim == 0:
             return take_step(algorithm, policy, key, now)
-        return jax.vmap(step_or_stay)(key, now, policy.is_going(now, until))
+        return jax.vmap(step_or_stay)(key, now, is_going(now))
 
     def body(carry: tuple[LoopState, History, Int[Array, ""]]) -> tuple[LoopState, History, Int[Array, ""]]:
         now, history, row = carry
@@ -73,4 +81,4 @@ def _run(
     like = jax.eval_shape(advance, state)[1]
     buffer = jax.tree.map(lambda leaf: jnp.zeros((BUFFER, *leaf.shape), leaf.dtype), like)
     start = (state, buffer, jnp.zeros((), jnp.int32))
-    return jax.lax.while_loop(lambda carry: jnp.any(policy.is_going(carry[0], until)), body, start)[:2]
+    return jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0])), body, start)[:2]

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from quell.combine import Rule
-from quell.core.checks import check_count
+from quell.core.checks import check_count, check_positive
 from quell.core.devices import checked_mesh
 from quell.evaluation import Sampler
 from quell.fit.algorithm import checked_optimizer
@@ -34,6 +34,7 @@ class SweepKeywords(TypedDict, total=False):
     """Options that `fit` and `sweep` have in common, for type checkers; `FitOptions` documents them."""
 
     steps: int
+    tolerance: float
     sampler: Sampler | None
     base: BaseGradient | None
     rule: Rule | None
@@ -48,6 +49,7 @@ class FitKeywords(SweepKeywords, total=False):
     params: PyTree | None
     max_skipped: int
     average_from: float | None
+    khat: bool
     early_stopping: EarlyStopping | None
     checkpoint: Checkpoint | None
     callback: Callback | None
@@ -63,15 +65,18 @@ class FitOptions(eqx.Module):
             gradient and the sampler where these are not given; `result.choice` tells what and why. The choice depends
             on the model, the family, these options and the key, and is the same on every machine.
         optimizer: any optax optimiser of the loss `-ELBO / num_data`, with any schedule; by default
-            `quell.natural_gradient` for Gaussian families, and Adam with a rate that falls from 0.05 to zero on a
-            cosine for others.
+            Newton steps for Gaussian families where some draws can see all data, else `quell.natural_gradient`; for
+            other families Adam with a rate that falls from 0.05 to zero on a cosine.
+        tolerance: in nats. A fit that chooses its method ends, as `CONVERGED`, when its distance to the optimum of the
+            family near it and the standard error of that are together below this, and as `NOT_CONVERGED` when `steps`
+            run out or it would take too many draws to tell. It has no effect on noisy gradients or on a given optimiser
+            other than natural gradients, whose end `result.gap` measures.
         steps: how many to take at most, those of a checkpoint included. Where variates are chosen and weights have to
             be learned, the first ten of more than twenty are warm-up steps, which do not move; schedules do not count
-            them. A fit whose gradient was chosen to be exact, with natural-gradient steps, ends sooner, as `CONVERGED`,
-            when a step can gain less than a thousandth of a nat.
+            them.
         sampler: replicates and minibatches. By default ten replicates on all data for natural-gradient steps, in
-            minibatches of 100 where there are more than 2000 data, and one where Hessians are taken; for other
-            optimisers four on all data, or one with a minibatch of 100.
+            minibatches of 100 where there are more than 2000 data; for other optimisers four on all data, or one with a
+            minibatch of 100. Newton steps have their own.
         base: the gradient that the variates are added to; by default the one that suits the problem.
         rule: how their weights are learned. By default `quell.Rule()` in the natural metric for natural-gradient
             steps; otherwise `quell.Rule()` for variates that are given, and `v0=0.001 / num_data` for chosen ones.
@@ -83,7 +88,8 @@ class FitOptions(eqx.Module):
             With the default, 0, the first ends the fit, because leaving out draws biases the gradient.
         average_from: average the parameters over the steps after this fraction of `steps`, for example 0.5 for the
             second half; the result holds the average. It removes the noise that a constant learning rate leaves. A fit
-            that ends before that fraction has no average and holds the last parameters.
+            that ends before that fraction has no average and holds the last parameters. Where an average is asked for,
+            no Newton steps are taken, which leave no noise.
         early_stopping: end the fit, as `CONVERGED`, when the ELBO no longer improves; each of several fits alone.
         checkpoint: write the fit to a file, or resume it from one; several fits share one file.
         callback: called between chunks of steps, about four times a second, with a `FitProgress`; returning True ends
@@ -97,11 +103,13 @@ class FitOptions(eqx.Module):
             processes each gives its own rows, in equal-sized shards, and all other arguments are identical; what
             evaluates the result on the data (`elbo`, `report`) must be called in all of them.
         throw: raise on divergence instead of returning the last finite parameters with a warning.
+        khat: whether `print(result)` and `result.warnings` take k-hat, on thousands of draws that see all data.
     """
 
     variates: Variates = eqx.field(default="auto", converter=listed_variates)
     optimizer: optax.GradientTransformation | None = None
     steps: int = 2000
+    tolerance: float = 0.01
     sampler: Sampler | None = None
     base: BaseGradient | None = None
     rule: Rule | None = None
@@ -114,15 +122,20 @@ class FitOptions(eqx.Module):
     progress: bool | None = None
     mesh: Mesh | None = eqx.field(default=None, converter=checked_mesh)
     throw: bool = False
+    khat: bool = True
 
     def __check_init__(self) -> None:
         """Refuse what no fit can use."""
         check_count("steps", self.steps)
+        check_positive("tolerance", self.tolerance)
         check_count("max_skipped", self.max_skipped, least=0)
         if self.average_from is not None and not 0 <= self.average_from < 1:
             raise ValueError(f"`average_from` must be at least 0 and below 1, got {self.average_from}.")
         if self.optimizer is not None:
             checked_optimizer(self.optimizer)
+        _check_type("sampler", self.sampler, Sampler, "quell.Sampler(10)")
+        _check_type("base", self.base, BaseGradient, "quell.BaseGradient()")
+        _check_type("rule", self.rule, Rule, "quell.Rule()")
         _check_type("early_stopping", self.early_stopping, EarlyStopping, "quell.EarlyStopping(tolerance=0.5)")
         _check_type("checkpoint", self.checkpoint, Checkpoint, "quell.Checkpoint('fit.quell')")
         if self.callback is not None and not callable(self.callback):

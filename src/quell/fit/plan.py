@@ -3,7 +3,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -20,23 +19,22 @@ from quell.fit.checkpoint.fingerprint import fingerprint
 from quell.fit.choice import Choice
 from quell.fit.defaults import default_optimizer, warm_up_until
 from quell.fit.inputs import check_sizes, checked_params, placed
-from quell.fit.method import EXACT, choose, is_too_noisy
-from quell.fit.natural_gradient import has_natural_gradient, is_natural
+from quell.fit.method import EXACT, choose
+from quell.fit.natural_gradient import is_natural
+from quell.fit.newton import Newton
 from quell.fit.options import FitOptions
 from quell.fit.step import LoopState, StepPolicy, init_loop
 from quell.fit.warm_start import run_warm_start
 from quell.gradient import Gradient
 from quell.models import AbstractModel
-
-ANNEALED = "sampled and annealed"
-"""The choice, in a fingerprint, of a fit whose Hessian-based gradients were too noisy."""
+from quell.models.check import check_rows
 
 
 class FitPlan(eqx.Module):
     """All that a fit will do.
 
     Args:
-        algorithm: gradient and optimiser.
+        algorithm: gradient and optimiser, or Newton steps.
         policy: which steps move, are skipped and are averaged.
         key: of the fit, or one for each of several.
         start: the state before the first step; with a leading axis for several fits.
@@ -46,7 +44,7 @@ class FitPlan(eqx.Module):
         fit_mesh: of devices that several fits are spread over; `None` for one device.
     """
 
-    algorithm: Algorithm
+    algorithm: Algorithm | Newton
     policy: StepPolicy
     key: Key[Array, "*fit"]
     start: LoopState
@@ -57,27 +55,36 @@ class FitPlan(eqx.Module):
 
     @classmethod
     def of(
-        cls, options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"]
+        cls,
+        options: FitOptions,
+        model: AbstractModel,
+        family: AbstractFamily,
+        key: Key[Array, "*fit"],
+        level: int | None = 0,
     ) -> "FitPlan":
-        """Plan a fit, or one fit per key."""
+        """Plan a fit, or one fit per key.
+
+        Args:
+            options: of the fit.
+            model: likelihood, prior and data.
+            family: of the approximation.
+            key: of the fit, or one for each of several.
+            level: of the nodes of exact expectations; `None` for none.
+        """
         with in_use(options.mesh):
-            return cls._of(options, Problem(placed(model, options.mesh), family), key)
+            return cls._of(options, Problem(placed(model, options.mesh), family), key, level)
 
     @classmethod
-    def _of(
-        cls, options: FitOptions, problem: Problem, key: Key[Array, "*fit"], *, is_noisy: bool = False
-    ) -> "FitPlan":
-        family, given, steps = problem.family, options.optimizer, options.steps
+    def _of(cls, options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level: int | None) -> "FitPlan":
+        family, steps = problem.family, options.steps
         check_sizes(options, problem.model.num_data)
+        check_rows(problem.model)
         params = family.init() if options.params is None else checked_params(options.params, family)
-        natural = has_natural_gradient(family) if given is None else is_natural(given)
-        gradient, choice, warm_start = choose(options, problem, key, natural=natural, is_noisy=is_noisy)
-        kind = choice or Choice("sampled", (), "")
-        algorithm = Algorithm(gradient, given or default_optimizer(problem, steps, kind.base, anneals=kind.anneals))
+        algorithm, choice, warm_start = choose(options, problem, key, level)
         policy = StepPolicy(
             max_skipped=options.max_skipped,
             average_after=math.ceil(steps * (options.average_from or 0.0)),
-            warm_up=warm_up_until(kind, steps, is_default=given is None),
+            warm_up=warm_up_until(choice, steps),
         )
         start = init_loop(algorithm, params, averages=options.average_from is not None)
         start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
@@ -87,48 +94,37 @@ class FitPlan(eqx.Module):
     @property
     def is_exact(self) -> bool:
         """Whether natural-gradient steps follow a gradient without noise, which then shows convergence."""
-        return self.choice is not None and self.choice.exact and is_natural(self.algorithm.optimizer)
+        if self.choice is None or not self.choice.exact or isinstance(self.algorithm, Newton):
+            return False
+        return is_natural(self.algorithm.optimizer)
 
     @property
-    def checks_noise(self) -> bool:
-        """Whether steps are Hessian-based, so that their noise is checked after `NOISE_CHECK_STEP` of them."""
-        return self.choice is not None and self.choice.base == "second order"
+    def knows_gap(self) -> bool:
+        """Whether the fit ends by itself, when it is near enough to the optimum."""
+        return self.is_exact or isinstance(self.algorithm, Newton)
 
     def first_params(self, key: Key[Array, "*fit"], params: PyTree) -> PyTree:
         """Those given, or the end of the warm start, where there is one."""
         if self.warm_start is None:
             return params
-        exact, problem = self.algorithm, self.algorithm.gradient.problem
+        algorithm, problem = self.algorithm, self.algorithm.gradient.problem
         if not self.is_exact:
-            optimizer = default_optimizer(problem, self.options.steps, "exact")
-            exact = Algorithm(Gradient(problem, base=EXACT), optimizer)
-        return run_warm_start(exact, self.warm_start, key, params)
-
-    def after_noise_check(self, params: PyTree, sq_norms: Sequence[float]) -> "FitPlan":
-        """This plan, or one with sampled gradients where Hessian-based ones are too noisy.
-
-        Args:
-            params: where the fit stands.
-            sq_norms: of the gradients of its last steps, in the rule's metric.
-        """
-        is_bad = self.checks_noise and is_too_noisy(self.algorithm.gradient, self.key, params, sq_norms)
-        return self.with_sampled_gradients() if is_bad else self
-
-    def with_sampled_gradients(self) -> "FitPlan":
-        """The plan of a fit whose Hessian-based gradients were too noisy; the optimiser's state fits both."""
-        return self._of(self.options, self.algorithm.gradient.problem, self.key, is_noisy=True)
+            optimizer = default_optimizer(problem, self.options.steps, exact=True)
+            algorithm = Algorithm(Gradient(problem, base=EXACT), optimizer)
+        return run_warm_start(algorithm, self.warm_start, key, params)
 
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint of these fits must have in common with them, as JSON."""
-        kind = None if self.choice is None else ANNEALED if self.choice.anneals else self.choice.base
+        kind = None if self.choice is None else self.choice.base
         optimizer = "given"
         if self.options.optimizer is None:
-            depends = kind == ANNEALED or not is_natural(self.algorithm.optimizer)
+            depends = not isinstance(self.algorithm, Newton) and not is_natural(self.algorithm.optimizer)
             optimizer = f"the default for {self.options.steps} steps" if depends else "default"
         return {
             "choice": kind,
             "optimizer": optimizer,
             "rows of the warm start": self.warm_start,
+            "tolerance": self.options.tolerance if self.knows_gap else None,
             "averaged after step": None if self.start.average is None else int(self.policy.average_after),
         } | fingerprint(self.algorithm.gradient, self.key, self.start)

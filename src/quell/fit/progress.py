@@ -4,13 +4,23 @@
 import contextlib
 import importlib.util
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
+import jax
 from jaxtyping import PyTree
 
+from quell.evaluation import Problem
+from quell.families import FullRank
 from quell.fit.history import History
+
+LONG_SECONDS = 600.0
+"""A fit that takes longer is told at its beginning."""
+
+SMALL_RANK = 10
+"""Of the family that is named instead of a large full-rank one."""
 
 Report = Callable[[int, float], None]
 """Updates a progress bar with the steps done and the current ELBO."""
@@ -81,3 +91,28 @@ def progress_bar(num_steps: int, *, first: int = 0, show: bool) -> Iterator[Repo
             shown.update(task, completed=done, elbo=f"{elbo:,.2f}", rate=rate)
 
         yield report
+
+
+def warn_if_long(problem: Problem, state: PyTree, steps: int, seconds: float) -> None:
+    """Say what a long fit will take, and what would take less.
+
+    Args:
+        problem: model and family.
+        state: of the fit.
+        steps: to be taken.
+        seconds: of a step.
+    """
+    if steps * seconds < LONG_SECONDS:
+        return
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    text = (
+        f"The fit may take {steps:,} more steps of {seconds:.2g} s, about {steps * seconds / 60:,.0f} minutes; its "
+        f"state has {size / 1e9:.2g} GB, and a step needs several times that."
+    )
+    family = problem.family
+    if isinstance(family, FullRank) and family.dim > SMALL_RANK:
+        text += (
+            f" It has {family.num_params:,} parameters: `quell.LowRank({family.dim}, rank={SMALL_RANK})` has "
+            f"{(SMALL_RANK + 2) * family.dim:,}, `quell.MeanField({family.dim})` {2 * family.dim:,}."
+        )
+    warnings.warn(text, stacklevel=2)

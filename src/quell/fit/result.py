@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a fit returns."""
 
+import functools
 import math
 import os
 from pathlib import Path
@@ -12,16 +13,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.evaluation import Problem
+from quell.core.compilation import quick_jit
+from quell.core.estimate import Estimate, mean_of
+from quell.evaluation import Problem, exact_elbo, has_exact_elbo
 from quell.families import Capability
 from quell.families.sample import draw_latents
 from quell.fit.choice import Choice
+from quell.fit.gap import measure_gap
 from quell.fit.history import History
 from quell.fit.status import Status
 from quell.gradient import Gradient, GradientState
 
 if TYPE_CHECKING:
-    from quell.diagnostics import Estimate, Khat, Summary
+    from quell.diagnostics import Khat, Summary
+    from quell.diagnostics.densities import ScoredSample
 
 
 class FitResult(eqx.Module):
@@ -35,6 +40,11 @@ class FitResult(eqx.Module):
         status: how the fit ended, with advice.
         seconds: wall-clock time, compilation included.
         choice: what was chosen automatically, and why; `None` where the variates were given.
+        measured_gap: nats to the optimum, where the fit has measured them itself.
+        num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees; a
+            product with its Hessian counts as two.
+        starts_differ: whether the fit has tried several starts, and they ended in different optima.
+        has_khat: whether `print` and `warnings` take k-hat, and so draws that see all data.
     """
 
     params: PyTree
@@ -44,11 +54,87 @@ class FitResult(eqx.Module):
     status: Status
     seconds: float
     choice: Choice | None = None
+    measured_gap: Estimate | None = None
+    num_gradients: int = 0
+    starts_differ: bool = False
+    has_khat: bool = True
 
     @property
     def problem(self) -> Problem:
         """The model and the family that were fitted."""
         return self.gradient.problem
+
+    @functools.cached_property
+    def gap(self) -> Estimate | None:
+        """Nats between the fit and the optimum of the family near it, with a standard error.
+
+        Where the fit has not measured it itself, it is measured now, on fresh draws; `None` where that cannot be done:
+        for families without a Fisher geometry or with more than 100,000 parameters, for data on disk or too many for
+        some draws to see all, and where the ELBO is not finite.
+
+        Bias: to second order none. Other optima are not seen.
+        """
+        if self.measured_gap is not None or not self.is_here:
+            return self.measured_gap
+        return measure_gap(self.gradient, self.params)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process holds all data. Otherwise nothing is measured unasked: all processes would have to."""
+        leaves = jax.tree.leaves((self.problem, self.params))
+        return all(getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+
+    @functools.cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against the fit, each with what to do about it; empty where nothing does.
+
+        No draw of the fitted distribution can see another mode of the posterior: of those only what other starts of the
+        fit have met is told. Where several processes share the data, only what the fit itself has seen is told.
+        """
+        from quell.diagnostics.trust import warnings_of
+
+        return warnings_of(self)
+
+    @functools.cached_property
+    def final_elbo(self) -> Estimate:
+        """The ELBO of the parameters of the result, not an average over the path to them: exact, or on fresh draws."""
+        from quell.diagnostics.elbo import exact_elbo_in_chunks
+
+        if self.problem.expectation is not None:
+            return Estimate(self._quadrature[0], 0.0)
+        if has_exact_elbo(self.problem):
+            return exact_elbo_in_chunks(self.problem, self.params)
+        return self.sampled_elbo
+
+    @property
+    def sampled_elbo(self) -> Estimate:
+        """The ELBO on fresh draws, those of `final_khat`."""
+        return mean_of(self._fresh.log_ratios)
+
+    @property
+    def quadrature_error(self) -> float:
+        """Nats that more nodes would change, beyond rounding, in an ELBO that is exact by the model's structure."""
+        return 0.0 if self.problem.expectation is None else self._quadrature[1]
+
+    @functools.cached_property
+    def _quadrature(self) -> tuple[float, float]:
+        """The exact ELBO, and what more nodes change in it."""
+        elbo, error = _exact_elbo_and_error(self.problem, self.params)
+        return float(elbo), float(error)
+
+    @functools.cached_property
+    def final_khat(self) -> "Khat":
+        """`khat` on the same draws."""
+        from quell.diagnostics.khat import khat_of
+
+        return khat_of(self._fresh, self.problem.family)
+
+    @functools.cached_property
+    def _fresh(self) -> "ScoredSample":
+        """Draws of a fixed key, with their log densities."""
+        from quell.diagnostics.densities import sample_size, score_sample
+
+        return score_sample(_or_fixed(None), self.problem, self.params, sample_size(self.problem))
 
     @property
     def mean(self) -> Any:
@@ -81,7 +167,7 @@ class FitResult(eqx.Module):
 
         return summarise(self.sample(_or_fixed(key), num))
 
-    def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Estimate":
+    def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Estimate:
         """The ELBO in nats over all data, with its standard error, which is 0 where `exact_elbo` knows it.
 
         Args:
@@ -92,12 +178,12 @@ class FitResult(eqx.Module):
 
         return estimate_elbo(_or_fixed(key), self.problem, self.params, num=num)
 
-    def khat(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Khat":
+    def khat(self, key: Key[Array, ""] | None = None, num: int | None = None) -> "Khat":
         """How far the fitted distribution can be trusted, with advice.
 
         Args:
             key: for the samples; a fixed one by default.
-            num: samples, at least 25.
+            num: samples, at least 25; by default 10,000, and fewer where there are many data.
         """
         from quell.diagnostics import estimate_khat
 
@@ -142,15 +228,21 @@ class FitResult(eqx.Module):
         return write_report(Path(path), self, _or_fixed(key), seconds=seconds)
 
     def __repr__(self) -> str:
-        """Result, time, ELBO, variance removed and weights, one line each."""
-        problem, history = self.problem, self.history
-        elbo, error = history.tail_elbo()
-        spread = f" ± {error:.2f}" if math.isfinite(error) else ""
+        """Result, time, ELBO, variance removed and weights, one line each; then what speaks against the fit."""
+        problem, history, gap = self.problem, self.history, self.gap
+        left = "" if gap is None or not math.isfinite(gap.value) else f", {gap} nats below the optimum"
+        measured = []
+        if self.is_here:
+            how = "exact" if self.final_elbo.is_exact else "on fresh draws"
+            measured = [f"  elbo     {self.final_elbo} ({how}){left}"]
+        if self.is_here and self.has_khat:
+            measured.append(f"  k-hat    {self.final_khat.value:.2f}, good up to {self.final_khat.threshold:.2f}")
+        work = f", {self.num_gradients:,} gradients" if self.num_gradients else ""
         lines = [
             f"FitResult({problem.family!r} for {problem.model!r})",
             f"  status   {self.status.name.lower()}: {self.status.value}",
-            f"  steps    {history.num_steps:,} in {self.seconds:.2f} s",
-            f"  elbo     {elbo:.2f}{spread} (mean of the last tenth of the estimates)",
+            f"  steps    {history.num_steps:,} in {self.seconds:.2f} s{work}",
+            *measured,
         ]
         if self.choice is not None:
             lines.append(f"  chosen   {self.choice.reason}")
@@ -158,7 +250,7 @@ class FitResult(eqx.Module):
             lines.append(f"  skipped  {history.num_skipped:,} steps, because they were not finite")
         if self.gradient.names and history.taken.num_steps:
             lines += self._variate_lines()
-        return "\n".join(lines)
+        return "\n".join(lines + [f"  warning  {text}" for text in self.warnings])
 
     def _check_moments(self, name: str) -> None:
         if self.problem.family.refuses(Capability.MOMENTS) is not None:
@@ -187,3 +279,9 @@ class FitResult(eqx.Module):
 def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:
     """A summary of a fit is the same each time, unless another key is given."""
     return jax.random.key(0) if key is None else key
+
+
+@quick_jit
+def _exact_elbo_and_error(problem: Problem, params: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    assert problem.expectation is not None
+    return exact_elbo(problem, params), problem.expectation.error(problem.family.gaussian(params))

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell.fit` and `quell.fit_many`: a model and a family in, fitted posteriors out."""
 
+import dataclasses
 import warnings
 from typing import Unpack
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from quell.core.checks import check_count, check_key
+from quell.evaluation.expectation import MOST_LEVEL
 from quell.families import AbstractFamily
 from quell.fit.driver import run_plan
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
@@ -15,6 +18,9 @@ from quell.fit.plan import FitPlan
 from quell.fit.result import FitResult
 from quell.fit.status import DivergenceError, Status
 from quell.models import AbstractModel
+
+ERROR_SHARE, ROUNDING = 0.1, 4.0
+"""Of the tolerance, and besides of units of rounding of the ELBO, that the nodes of exact expectations may miss."""
 
 
 @shows_options(FitKeywords)
@@ -36,9 +42,9 @@ def fit(
         >>> import jax, quell
         >>> data = quell.paper.load("sonar")
         >>> model = quell.logistic_regression(data.features, data.labels)
-        >>> result = quell.fit(model, quell.MeanField(model.dim), steps=20, key=jax.random.key(0))
-        >>> result.status.name, result.history.num_steps
-        ('COMPLETED', 20)
+        >>> result = quell.fit(model, quell.MeanField(model.dim), key=jax.random.key(0))
+        >>> result.status.name, result.history.num_steps < 20
+        ('CONVERGED', True)
     """
     check_key(key)
     return _fit(model, family, key, options)[0]
@@ -81,12 +87,33 @@ def fit_many(
     return tuple(_fit(model, family, jax.random.split(key, num_fits), options))
 
 
+def is_inexact(plan: FitPlan, result: FitResult) -> bool:
+    """Whether more nodes would have led a fit of exact expectations elsewhere."""
+    if result.problem.expectation is None or result.status in (Status.INTERRUPTED, Status.STOPPED):
+        return False
+    rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
+    return not abs(result.quadrature_error) < ERROR_SHARE * plan.options.tolerance + rounding
+
+
+def _results(
+    options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], level: int | None = 0
+) -> list[FitResult]:
+    """Run the fits: with more nodes where exact expectations need them, and with draws where more do not help."""
+    plan = FitPlan.of(options, model, family, key, level)
+    results = run_plan(plan)
+    if level is None or options.checkpoint is not None or not any(is_inexact(plan, result) for result in results):
+        return results
+    again = _results(options, model, family, key, level + 1 if level < MOST_LEVEL else None)
+    pairs = zip(results, again, strict=True)
+    return [dataclasses.replace(after, seconds=before.seconds + after.seconds) for before, after in pairs]
+
+
 def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], given: FitKeywords) -> list[FitResult]:
     """Run the fits, and warn or raise if one has diverged; of several, say which."""
     if "variates" in given:  # an iterator must not come to a PyTree
         given["variates"] = listed_variates(given["variates"])
     options = FitOptions(**given)
-    results = run_plan(FitPlan.of(options, model, family, key))
+    results = _results(options, model, family, key)
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"

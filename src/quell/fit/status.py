@@ -7,8 +7,9 @@ import enum
 class Status(enum.Enum):
     """How a fit ended; the value is what to do about it."""
 
-    COMPLETED = "All steps were taken."
-    CONVERGED = "The ELBO no longer improves by more than the tolerance, as far as its noise shows."
+    CONVERGED = "What is left to gain is below the tolerance."
+    NOT_CONVERGED = "More than the tolerance may be left to gain: take more `steps`, or a larger `tolerance`."
+    COMPLETED = "All steps were taken; `result.gap`, where it can be measured, tells how much is left to gain."
     STOPPED = "The callback asked to stop; the result holds the last parameters."
     INTERRUPTED = (
         "Interrupted; the result holds the last parameters. To go on: `params=result.params` and another key, or the "

@@ -12,6 +12,7 @@ from quell.core.devices import constrain_state
 from quell.core.trees import select
 from quell.fit.algorithm import Algorithm, AlgorithmState
 from quell.fit.history import History
+from quell.fit.newton import Newton
 
 
 class TailAverage(eqx.Module):
@@ -81,7 +82,7 @@ class StepPolicy(eqx.Module):
         return (state.step < until) & (state.skipped_in_a_row <= self.max_skipped)
 
 
-def init_loop(algorithm: Algorithm, params: PyTree, *, averages: bool = False) -> LoopState:
+def init_loop(algorithm: Algorithm | Newton, params: PyTree, *, averages: bool = False) -> LoopState:
     """The state before the first step.
 
     Weak types are made strong, as a step would make them: a state of other types would be compiled for twice.
@@ -92,7 +93,7 @@ def init_loop(algorithm: Algorithm, params: PyTree, *, averages: bool = False) -
 
 
 def take_step(
-    algorithm: Algorithm, policy: StepPolicy, key: Key[Array, ""], state: LoopState
+    algorithm: Algorithm | Newton, policy: StepPolicy, key: Key[Array, ""], state: LoopState
 ) -> tuple[LoopState, History]:
     """One step, and its diagnostics; its randomness is a function of the key and the number of the step.
 
@@ -102,7 +103,7 @@ def take_step(
     own, following = (jax.random.fold_in(key, state.step + ahead) for ahead in (0, 1))
     moved, info = algorithm.step(own, state.algorithm, next_key=following)
     before, after = ((one.params, one.optimizer) for one in (state.algorithm, moved))
-    is_finite = _stays_finite(after, before)
+    is_finite = _stays_finite(*map(algorithm.must_stay_finite, (moved, state.algorithm)))
     moves = is_finite & (state.step >= policy.warm_up)
     params, optimizer = select(moves, after, before)
     average = state.average

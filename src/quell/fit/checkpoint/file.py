@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, PyTree
 
 from quell.core.atomic import write_atomically
+from quell.core.checks import first_line
 from quell.core.devices import put
 from quell.core.processes import read_shared
 
@@ -79,9 +80,12 @@ def read_contents(path: Path) -> Contents:
     checksum, _, body = raw[match.end() :].partition(b"\n")
     if checksum != hashlib.sha256(body).hexdigest().encode():
         raise damaged(path, "its checksum does not match")
-    with np.load(io.BytesIO(body), allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    return Contents(json.loads(arrays.pop(_HEADER).tobytes()), arrays)
+    try:
+        with np.load(io.BytesIO(body), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        return Contents(json.loads(arrays.pop(_HEADER).tobytes()), arrays)
+    except Exception as error:  # a forged archive may raise anything
+        raise damaged(path, first_line(error)) from error
 
 
 def named(tree: PyTree, function: Callable[[Any], Any], prefix: str = "") -> dict[str, Any]:

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quell.core.processes import first_does, is_first, is_there
+from quell.fit.checkpoint.contents import check_header, check_state, read_history
 from quell.fit.checkpoint.file import CheckpointError, named, plain_array, read_contents, restored, write_contents
 from quell.fit.checkpoint.fingerprint import differences
 from quell.fit.checkpoint.settings import Checkpoint
 from quell.fit.history import History
-from quell.fit.plan import ANNEALED, FitPlan
+from quell.fit.plan import FitPlan
 from quell.fit.step import LoopState
 
 
@@ -58,13 +59,12 @@ class Snapshot(NamedTuple):
         if not is_there(path):
             raise CheckpointError(f"The checkpoint {path} must exist, got no such file; give the path of the fit.")
         header, arrays = read_contents(path)
-        if header["fingerprint"]["choice"] == ANNEALED and plan.checks_noise:
-            plan = plan.with_sampled_gradients()
+        check_header(path, header)
         _check_same_fit(path, header["fingerprint"], plan.fingerprint)
-        histories = [
-            (History(*(arrays[f"history[{number}].{name}"] for name in History._fields)),)
-            for number in range(plan.key.size)
-        ]
+        check_state(path, arrays, plan.start, "state")
+        ((empty,), *_) = Snapshot.first(plan).pieces
+        names = [f"history[{number}]" for number in range(plan.key.size)]
+        histories = [(read_history(path, arrays, empty, name),) for name in names]
         return cls(plan, restored(arrays, plan.start, "state"), tuple(histories), float(header["seconds"]))
 
 

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user must know before trusting a fit, in short sentences."""
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quell.families import Capability
+from quell.fit.status import Status
+
+if TYPE_CHECKING:
+    from quell.fit.result import FitResult
+
+LARGE_GAP = 0.1
+"""Nats that a fit which did not end by itself may be below the optimum without a word."""
+
+LARGE_ERROR = 0.02
+"""Nats that the expectations of an exact fit may miss without a word."""
+
+CONTRADICTION, LARGE_DIFFERENCE = 5.0, 1.0
+"""Standard errors, and nats besides, between the ELBO that a fit followed and that of fresh draws."""
+
+
+def warnings_of(result: "FitResult") -> tuple[str, ...]:
+    """The sentences; none where nothing speaks against the fit.
+
+    What neither the fit nor a draw of the fitted distribution has seen, such as a missed mode, has no sentence.
+    """
+    checks = (_of_end, _of_starts, _of_finiteness)
+    if result.is_here:
+        checks += (_of_precision, _of_elbo, _of_separation)
+    if result.is_here and result.has_khat:
+        checks += (_of_tails,)
+    return tuple(text for check in checks if (text := check(result)) is not None)
+
+
+def _of_end(result: "FitResult") -> str | None:
+    status, gap = result.status, result.gap
+    if status is Status.CONVERGED and result.measured_gap is not None:
+        return None
+    if status in (Status.DIVERGED, Status.INTERRUPTED, Status.STOPPED):
+        return status.value
+    is_far = gap is not None and not max(gap.value, 0.0) + gap.standard_error < LARGE_GAP
+    if status is not Status.NOT_CONVERGED and not is_far:
+        return None
+    if gap is None or not math.isfinite(gap.value):
+        text = "The fit has not converged. Take more `steps`, or go on from `params=result.params`."
+        is_single = jax.tree.leaves(result.params)[0].dtype == jnp.float32
+        if is_single and result.choice is not None and result.choice.exact:
+            text += " Where they did not run out, rounding hides the rest: call "
+            text += "`jax.config.update('jax_enable_x64', True)`."
+        return text
+    left = f"The fit has not converged: about {gap} nats are left to gain"
+    if gap.value > gap.standard_error:
+        return f"{left}. Take more `steps` where they ran out, else a larger `tolerance`."
+    most = 2 * (max(gap.value, 0.0) + gap.standard_error)
+    return f"{left}, too few to be told from noise. If {most:.1g} nats are near enough, take that as `tolerance`."
+
+
+def _of_starts(result: "FitResult") -> str | None:
+    if not result.starts_differ:
+        return None
+    return (
+        "Other starts ended in other optima, and this is the best of them: the posterior may have several modes, or "
+        "parts that are hard to find. See whether other keys, or NUTS, agree."
+    )
+
+
+def _of_finiteness(result: "FitResult") -> str | None:
+    elbo = result.history.elbo
+    bad = int(np.sum(~np.isfinite(elbo)))
+    if not bad:
+        return None
+    return (
+        f"The ELBO was not finite at {bad:,} of {elbo.size:,} steps: the log density is infinite or NaN at some draws. "
+        "Transform latents to their support, for example by `jnp.exp`, or see `quell.check_model(model)`."
+    )
+
+
+def _of_precision(result: "FitResult") -> str | None:
+    family, params = result.problem.family, result.params
+    if family.refuses(Capability.MOMENTS) is not None:
+        return None
+    mean, std = family.mean(params), jnp.sqrt(family.variance(params))
+    eps = float(jnp.finfo(mean.dtype).eps)
+    lost = int(jnp.sum(std < 10 * eps * jnp.abs(mean)))
+    if not lost:
+        return None
+    remedy = "centre or scale the data" if eps < 1e-10 else "call `jax.config.update('jax_enable_x64', True)`"
+    return (
+        f"{lost:,} of {mean.size:,} standard deviations are below what {mean.dtype} can tell from the mean beside "
+        f"them: {remedy}."
+    )
+
+
+def _of_elbo(result: "FitResult") -> str | None:
+    final, last = result.final_elbo, result.history.elbo[-1:]
+    if not math.isfinite(final.value):
+        return "The ELBO of the fitted distribution is not finite: it gives weight to latents of density zero."
+    missed = abs(result.quadrature_error)
+    if missed > LARGE_ERROR:
+        return (
+            f"The expectations that the fit followed miss about {missed:.2g} nats: the posterior is wide, or its "
+            "density has kinks. Fit without a checkpoint, which then takes more nodes or draws."
+        )
+    if result.problem.expectation is not None:
+        fresh = result.sampled_elbo
+        if abs(final.value - fresh.value) < CONTRADICTION * fresh.standard_error + LARGE_DIFFERENCE:
+            return None
+        return (
+            f"The ELBO that the structure of the model gives is {final}, and draws say {fresh}: its expectations may "
+            "be out of reach of their nodes. Compare with `variates=()`, which samples."
+        )
+    if result.choice is None or result.choice.base != "common draws" or not last.size:
+        return None
+    if not float(last[0]) - final.value > CONTRADICTION * final.standard_error + LARGE_DIFFERENCE:
+        return None
+    return (
+        f"The fit reached an ELBO of {float(last[0]):.2f} on its own draws, and fresh ones say {final}: its draws "
+        "are too few for the tails of the density. Reparameterize the model, or try another family."
+    )
+
+
+def _of_separation(result: "FitResult") -> str | None:
+    predictor = result.problem.model.predictor
+    if predictor is None or predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1)) is None:  # as labels have
+        return None
+    data = result.problem.model.data
+    if not isinstance(jax.tree.leaves(data)[0], jax.Array):
+        return None
+    margins = predictor.rows(data) @ result.problem.family.mean(result.params)
+    if not bool(jnp.all(margins > 0)):
+        return None
+    return (
+        "The data are separable: the likelihood alone would make the coefficients infinite, and the prior decides how "
+        "large they are. See that its scale is meant."
+    )
+
+
+def _of_tails(result: "FitResult") -> str | None:
+    khat = result.final_khat
+    return None if khat.is_good else f"K-hat is {khat.value:.2f}. {khat.advice}"

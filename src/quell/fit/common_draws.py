@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ELBO on common random numbers: a deterministic function of the parameters."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
+
+from quell.core.checks import first_line
+from quell.estimators.smoothness import has_no_kinks
+from quell.evaluation import Problem, exact_elbo
+from quell.fit.trust_region import inner
+
+Noise = Float[Array, "draw noise"]
+
+DRAWS, LEAST_DRAWS = 64, 8
+"""Of a block at least, and where there are too many data for that."""
+
+DRAWS_AT_ONCE = 16
+"""Of a block, if that is enough for a first round: fewer make no better use of a processor."""
+
+DRAWS_PER_PARAM = 1.5
+"""Pairs of a block at least, for each parameter of a coordinate: two in mean field, half the dimension in full rank."""
+
+LARGEST_WHITENED = 128
+"""With more coordinates of noise than this, a block of draws is whitened coordinate by coordinate only."""
+
+MOST_VALUES = 2**21
+"""Log-likelihoods of single data that a block may take: with more, its draws are fewer and whitened less."""
+
+MOST_DRAWS, MOST_VALUES_OF_ALL = 2**17, 2**22
+"""Of all blocks together: some tenths of a second of a gradient on two cores."""
+
+MOST_PARAMS = 100_000
+"""With more parameters than this conjugate gradients take too much time and memory, and so does a block of draws."""
+
+VALUES_AT_ONCE = 2**18
+"""Of them in memory at a time."""
+
+MOST_LOST = 0.01
+"""Share of draws at which the log density or its gradient may be infinite or NaN, as where an ODE solver fails: they
+are left out, and one always is. With more of them the ELBO is not finite."""
+
+DIFFERENCE = 0.1
+"""Length, in the chart, of the step to either side in a difference of gradients."""
+
+
+class Draws(NamedTuple):
+    """Common random numbers: the blocks `0, ..., blocks - 1` of a seed, and of each the pieces `0, ..., pieces - 1`."""
+
+    seed: UInt32[Array, ""]
+    blocks: Int[Array, ""]
+    pieces: Int[Array, ""]
+
+    @property
+    def total(self) -> Int[Array, ""]:
+        """Of all pieces."""
+        return self.blocks * self.pieces
+
+
+class LocalElbo(NamedTuple):
+    """The ELBO on common random numbers around some parameters.
+
+    Args:
+        value: in nats.
+        grad: in the coordinates of the geometry's chart.
+        noise: half the difference of the gradients of the even and of the odd blocks. It has the distribution that the
+            sampling error of `grad` has, and is not correlated with it. Zero for one block, which has no halves.
+    """
+
+    value: Float[Array, ""]
+    grad: PyTree
+    noise: PyTree
+
+
+class Sums(NamedTuple):
+    """Over draws: of the ELBO, of its gradient, and how many they are."""
+
+    value: Float[Array, ""]
+    grad: PyTree
+    count: Float[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+class CommonDraws(eqx.Module):
+    r"""The mean of \(\log p(x, z_s)\) over draws \(z_s = \mu + L\epsilon_s\) of fixed noise, plus the entropy.
+
+    Noise comes in blocks. A block has \(\epsilon\) with each \(-\epsilon\), and is whitened: where half of it has as
+    many pairs as there are coordinates, its second moments are those of the normal distribution, so that it is exact
+    for a log density that is quadratic in the latent, and what is left of the noise is that of higher derivatives.
+    Otherwise the second moment of each coordinate alone is. Whitening \(m\) pairs puts them on a sphere, whose fourth
+    moments are smaller than the normal ones by \(m/(m+2)\). So the squares of one half of a block are multiplied by
+    \(1 + (2/m)^{1/2}\) and those of the other by \(1 - (2/m)^{1/2}\): second moments stay as they are, and the expected
+    fourth moments are normal.
+
+    Args:
+        problem: model and Gaussian family.
+        pairs: of a block, in two halves.
+        few: pairs of a block that are enough far from the optimum.
+        is_smooth: whether derivatives of second order are known to be there, and to see all curvature. Otherwise a
+            product is a difference of gradients over a fifth of a standard deviation, which sees that of kinks too.
+
+    Bias: that of sixth moments, which are \(m^2(m+6) / (m(m+2)(m+4))\) of the normal ones: 0.98 for the 32 pairs that a
+    block has where data are few, and 0.83 for the least of 4. The ELBO of a result is free of it.
+    Cost: of a value one pass over all data for each draw; a gradient takes about three, a product five.
+    """
+
+    problem: Problem
+    pairs: int = eqx.field(static=True)
+    few: int = eqx.field(static=True)
+    is_smooth: bool = eqx.field(static=True)
+
+    is_exact = False
+
+    @property
+    def pieces(self) -> int:
+        """That the draws of a block come in, so that memory holds the log-likelihoods of one; a divisor."""
+        draws, at_once = 2 * self.pairs, max(1, VALUES_AT_ONCE // self.problem.model.num_data)
+        most = min(at_once, max(DRAWS_AT_ONCE, 2 * self.few))
+        least = 4 if most >= 4 else 1  # of both halves and with their mirror, where memory allows that
+        sizes = (size for size in range(min(most, draws), 0, -1) if draws % size == 0 and size % least == 0)
+        return draws // next(sizes)
+
+    @property
+    def size(self) -> int:
+        """Log-likelihoods of single data that a gradient takes."""
+        return self.problem.model.num_data
+
+    @property
+    def first_pieces(self) -> int:
+        """Of each block in the first round: all where they are few, or where coordinates are many.
+
+        A part of a block is not whitened, and its noise grows with the number of coordinates.
+        """
+        if 2 * self.few > self.pairs or self.problem.model.dim > LARGEST_WHITENED:
+            return self.pieces
+        return min(self.pieces, math.ceil(self.few * self.pieces / self.pairs))
+
+    @property
+    def most_blocks(self) -> int:
+        """An even number."""
+        draws = min(MOST_DRAWS, MOST_VALUES_OF_ALL // self.problem.model.num_data)
+        return max(2, draws // (2 * self.pairs) // 2 * 2)
+
+    def cost(self, draws: Draws, values: Int[Array, ""], products: Int[Array, ""]) -> Float[Array, ""]:
+        """Gradients of the log density that values and products take."""
+        return (values + 2 * products) * draws.total * (2.0 * self.pairs / self.pieces)
+
+    @classmethod
+    def of(cls, problem: Problem) -> "CommonDraws | None":
+        """For a problem; `None` where a block would take too long."""
+        size, num_data = problem.family.noise(jax.random.key(0), 1, float).shape[1], problem.model.num_data
+        whole = max(DRAWS // 2, 2 * size)
+        # A coordinate with more parameters than draws could fit each of them, and its entropy would have no bound.
+        few = max(LEAST_DRAWS // 2, 2 * math.ceil(DRAWS_PER_PARAM / 2 * problem.family.num_params / problem.model.dim))
+        some = min(DRAWS // 2, MOST_VALUES // (2 * num_data) // 2 * 2)
+        pairs = whole if size <= LARGEST_WHITENED and 2 * whole * num_data <= MOST_VALUES else max(few, some)
+        if 2 * pairs * num_data > MOST_VALUES_OF_ALL or problem.family.num_params > MOST_PARAMS:
+            return None
+        return cls(problem, pairs, few, has_no_kinks(problem) and _refuses_products(problem) is None)
+
+    def noise(self, key: Key[Array, ""], dtype: Any) -> Noise:
+        """The whitened noise of a block."""
+        num = self.pairs // 2
+        halves = self.problem.family.noise(key, self.pairs, dtype).reshape(2, num, -1)
+        size, change = halves.shape[-1], math.sqrt(2.0 / num)
+        if num >= size:
+            halves = jnp.linalg.qr(halves)[0] * math.sqrt(num)
+            signs = jnp.ones(size, dtype)
+        else:  # coordinates are independent of each other, and so are their scales
+            halves = halves / jnp.sqrt(jnp.mean(halves**2, axis=1, keepdims=True))
+            signs = jax.random.rademacher(jax.random.fold_in(key, 1), (size,), dtype)
+        squares = 1.0 + change * jnp.stack([signs, -signs])[:, None]
+        pair = jnp.stack([halves, -halves]) * jnp.sqrt(squares)  # each piece has some of both halves, with their mirror
+        return jnp.transpose(pair, (2, 1, 0, 3)).reshape(2 * self.pairs, size)
+
+    def around(self, params: PyTree, draws: Draws) -> LocalElbo:
+        """Value and gradient."""
+        origin = self.problem.family.geometry.origin(params)
+        zero = jnp.zeros((), jax.tree.leaves(params)[0].dtype)
+
+        def add(piece: Noise, block: Int[Array, ""], _: Any, sums: tuple[Sums, PyTree]) -> tuple[Sums, PyTree]:
+            found = self._on_piece(params, origin, piece)
+            sign = 1 - 2 * (block % 2).astype(zero.dtype)
+            both, differ = sums
+            return jax.tree.map(jnp.add, both, found), jax.tree.map(lambda d, g: d + sign * g, differ, found.grad)
+
+        found, differ = self._over(draws, 1, add, (Sums(zero, origin, zero), origin))
+        count = draws.total * (2 * self.pairs // self.pieces)
+        lost, present = count - found.count, jnp.maximum(found.count, 1.0)
+        value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, found.value / present)
+        grad = jax.tree.map(lambda leaf: leaf / present, found.grad)
+        noise = jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf / present, 0.0), differ)
+        return LocalElbo(value, grad, noise)
+
+    def product(self, params: PyTree, draws: Draws, vector: PyTree) -> PyTree:
+        """The Hessian in the chart times a vector."""
+        origin = self.problem.family.geometry.origin(params)
+
+        def gradient(at: PyTree, piece: Noise) -> tuple[PyTree, Float[Array, ""]]:
+            found = self._on_piece(params, at, piece)
+            return found.grad, found.count
+
+        def add(piece: Noise, _: Any, __: Any, total: PyTree) -> PyTree:
+            _, bent, count = jax.jvp(lambda at: gradient(at, piece), (origin,), (vector,), has_aux=True)
+            return jax.tree.map(jnp.add, total, (bent, count))
+
+        length = jnp.sqrt(inner(vector, vector))
+        step = DIFFERENCE / jnp.maximum(length, jnp.finfo(length.dtype).tiny)
+
+        def add_difference(piece: Noise, _: Any, side: Int[Array, ""], total: PyTree) -> PyTree:
+            sign = 1 - 2 * side.astype(step.dtype)
+            found, count = gradient(jax.tree.map(lambda leaf: sign * step * leaf, vector), piece)
+            bent = jax.tree.map(lambda leaf: sign / (2 * step) * leaf, found)
+            return jax.tree.map(jnp.add, total, (bent, 0.5 * count))
+
+        once = (1, add) if self.is_smooth else (2, add_difference)
+        bent, count = self._over(draws, *once, (origin, jnp.zeros_like(length)))
+        return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1.0), bent)
+
+    def _over(self, draws: Draws, times: int, add: Callable[..., PyTree], start: PyTree) -> PyTree:
+        """Go through the pieces of each block, through each so many times."""
+        dtype = jax.tree.leaves(start)[0].dtype
+
+        def over_block(number: Int[Array, ""], total: PyTree) -> PyTree:
+            noise = self.noise(jax.random.fold_in(jax.random.key(draws.seed), number), dtype)
+            pieces = noise.reshape(self.pieces, -1, noise.shape[1])
+            return jax.lax.fori_loop(
+                0, times * draws.pieces, lambda at, sums: add(pieces[at // times], number, at % times, sums), total
+            )
+
+        return jax.lax.fori_loop(0, draws.blocks, over_block, start)
+
+    def _on_piece(self, params: PyTree, at: PyTree, noise: Noise) -> Sums:
+        """Sums over those of some draws at which the log density and its gradient are finite."""
+        family, model = self.problem.family, self.problem.model
+
+        def moved(at: PyTree) -> PyTree:
+            return family.geometry.chart(params, at)
+
+        def latents(at: PyTree) -> Float[Array, "draw latent"]:
+            there = moved(at)
+            return jax.vmap(lambda one: family.sample(there, one))(noise)
+
+        z, pull = jax.vjp(latents, at)
+        values, slopes = jax.vmap(jax.value_and_grad(model.log_joint))(z)
+        is_there = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=1)
+        count = jnp.sum(is_there, dtype=values.dtype)
+        entropy, widening = jax.value_and_grad(lambda at: family.entropy(moved(at)))(at)
+        (grad,) = pull(jnp.where(is_there[:, None], slopes, 0.0))
+        grad = jax.tree.map(lambda leaf, wide: leaf + count * wide, grad, widening)
+        return Sums(jnp.sum(values, where=is_there) + count * entropy, grad, count)
+
+
+class ExactElbo(eqx.Module):
+    """The same without draws, where every term has a closed form on all data.
+
+    Args:
+        problem: with an exact ELBO.
+
+    Cost: a pass over all data for a value, about three for a gradient, five for a product.
+    """
+
+    problem: Problem
+
+    is_exact, pieces, first_pieces = True, 1, 1
+    most_blocks = 2**20
+    """Which are all the same."""
+
+    @property
+    def size(self) -> int:
+        """Log-likelihoods of single data, or of addends at nodes, that a gradient takes."""
+        expectation = self.problem.expectation
+        return self.problem.model.num_data if expectation is None else expectation.num_evaluations
+
+    def cost(self, draws: Draws, values: Int[Array, ""], products: Int[Array, ""]) -> Float[Array, ""]:
+        """Gradients of the log density that values and products take."""
+        return values + 2.0 * products
+
+    def around(self, params: PyTree, draws: Draws) -> LocalElbo:
+        """Value and gradient."""
+        origin = self.problem.family.geometry.origin(params)
+        value, grad = jax.value_and_grad(self._at, argnums=1)(params, origin)
+        return LocalElbo(value, grad, origin)
+
+    def product(self, params: PyTree, draws: Draws, vector: PyTree) -> PyTree:
+        """The Hessian in the chart times a vector."""
+        origin = self.problem.family.geometry.origin(params)
+        return jax.jvp(lambda at: jax.grad(self._at, argnums=1)(params, at), (origin,), (vector,))[1]
+
+    def _at(self, params: PyTree, at: PyTree) -> Float[Array, ""]:
+        return exact_elbo(self.problem, self.problem.family.geometry.chart(params, at))
+
+
+def _refuses_products(problem: Problem) -> str | None:
+    """Why the log joint has no second derivative forward over reverse; `None` if it has.
+
+    It is traced under `vmap`: some functions refuse there only, or when they are lowered.
+    """
+    model = problem.model
+
+    def product(z: Float[Array, "latent"]) -> Any:
+        return jax.jvp(jax.grad(model.log_joint), (z,), (z,))
+
+    try:
+        jax.eval_shape(lambda: jax.vmap(product)(jnp.zeros((2, model.dim))))
+    except TypeError as error:
+        return first_line(error)
+    return None

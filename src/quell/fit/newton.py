@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Newton's method on common random numbers, which knows how far it is from the optimum."""
+
+import enum
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from quell.core.estimate import Estimate
+from quell.core.trees import all_equal, all_finite, select
+from quell.fit.algorithm import AlgorithmState
+from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
+from quell.fit.line_search import line_search
+from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, wider
+from quell.fit.trust_region import inner, trust_step
+from quell.gradient import Gradient, GradientInfo
+
+GOOD_RATIO, BEST_DEVIATION = 0.7, 0.1
+"""Of the gain of a step to the predicted one: above the first the region grows, and by more where the ratio is nearer
+to one than the second."""
+
+GROWTH, MOST_GROWTH = 2.0, 4.0
+"""Of the radius: they make the number of steps to a far optimum grow with the logarithm of the distance."""
+
+LEAST_RADIUS = 1e-6
+"""Where no longer step gains anything, the round is over."""
+
+ROUND_SHARE = 0.1
+"""A round is over where its draws promise less than this share of the tolerance, or of their own noise."""
+
+NOISE_SHARE = 0.125
+"""The next round has so many draws that its noise is about this share of the tolerance."""
+
+MOST_FACTOR = 16
+"""Of the number of draws from one round to the next."""
+
+LARGEST_RESIDUAL = 0.1
+"""Of conjugate gradients, as a share of the gradient; less near the optimum, so that steps converge superlinearly."""
+
+SMALL_RESIDUAL = 1e-3
+"""Where a gap or a noise is measured: directions of little curvature, which conjugate gradients see last, count too."""
+
+FEW = 4.0
+"""The noise is measured by as many numbers as there are parameters, and may be this larger over their number."""
+
+FIRST_BLOCKS = 2
+"""Of the first round: the fewest that show their noise."""
+
+
+class Phase(enum.IntEnum):
+    """What the next step does."""
+
+    EVALUATE = 0
+    """Evaluate the ELBO of the parameters on new draws."""
+
+    JUDGE = 1
+    """Compare what is left to gain with the tolerance; then, on draws, as the next."""
+
+    MOVE = 2
+    """Take a Newton step on these draws."""
+
+    MEASURE = 3
+    """Measure the noise of these draws, at the end of their round."""
+
+    COMPARE = 4
+    """Evaluate the ELBO halfway between two starts, which have ended their first round equally high."""
+
+
+class NewtonState(NamedTuple):
+    """State of `Newton` between steps.
+
+    Args:
+        phase: what the next step does.
+        draws: of this round.
+        here: the ELBO on them around the parameters.
+        radius: of the trust region.
+        noise: nats by which the optimum on the draws of this round falls short of the true one, on average, as
+            measured at the end of the round before; infinite where it is not known.
+        gap: nats between the parameters and the optimum; infinite where it was not measured at them.
+        gap_error: the standard error of `gap`, at most.
+        has_converged: whether the gap is below the tolerance.
+        has_given_up: whether it would take too many draws or starts, or rounding hides what is left to gain.
+        starts: that were tried.
+        num_gradients: of the log density that were taken; a product with its Hessian counts as two.
+    """
+
+    phase: Int[Array, ""]
+    draws: Draws
+    here: LocalElbo
+    radius: Float[Array, ""]
+    noise: Float[Array, ""]
+    gap: Float[Array, ""]
+    gap_error: Float[Array, ""]
+    has_converged: Bool[Array, ""]
+    has_given_up: Bool[Array, ""]
+    starts: Starts
+    num_gradients: Float[Array, ""]
+
+
+class Outcome(NamedTuple):
+    """What a fit knows of itself.
+
+    Args:
+        params: the best.
+        num_gradients: of the log density that were taken.
+        gap: nats to the optimum; `None` where the fit has not measured them.
+        starts_differ: whether several starts were tried, and ended in different optima.
+    """
+
+    params: PyTree
+    num_gradients: int
+    gap: Estimate | None = None
+    starts_differ: bool = False
+
+
+class Newton(eqx.Module):
+    r"""Trust-region Newton steps for the ELBO on common random numbers, in rounds of more and more draws.
+
+    Within a round the draws are fixed, and the ELBO on them is a smooth function: a step is accepted where the ELBO
+    rises as its quadratic model predicts, and the trust region grows or shrinks. The round ends where the model
+    promises less than a tenth of the tolerance, or of the noise of its draws. That noise is
+
+    \[ \nu = \tfrac12 \delta^\top (-H)^{-1} \delta \]
+
+    with \(\delta\) half the difference of the gradients \(g\) of two halves of the draws, which has the distribution
+    of the error of their mean; it falls as the number of draws grows, and tells how many the next round needs. These
+    are fresh and know nothing of the parameters, so that on them
+
+    \[ \tfrac12 g^\top (-H)^{-1} g - \nu \]
+
+    is an unbiased estimate of the nats that are left to gain, to second order. The standard error is at most
+    \(2(\nu(\nu + \text{gap}))^{1/2}\), as if all noise were in one direction. Where gap and error together are below
+    the tolerance the fit has converged, and the parameters stay those that were measured. Otherwise the round is
+    optimised. Where a round of the most draws that an evaluation may take was not enough, the fit ends without having
+    converged, and so it does where rounding hides what is left to gain.
+
+    The first round is taken from three starts, on the same draws; from more where they end in different optima or none.
+    The best goes on. It is a local optimum nevertheless: modes that no start leads to are not seen.
+
+    In a fit it takes the place of a `quell.Algorithm`.
+
+    Args:
+        gradient: the problem; what its diagnostics are measured with.
+        objective: the ELBO on common random numbers.
+        tolerance: in nats.
+        most_starts: that are tried; with none there is no first round, and the parameters given are judged.
+
+    Cost: a step takes a gradient and a few products with the Hessian, each on all draws of the round and all data.
+
+    References: Giordano et al. (2024), "Black box variational inference with a deterministic objective", for common
+    random numbers; Steihaug (1983) for the step.
+    """
+
+    gradient: Gradient
+    objective: CommonDraws | ExactElbo
+    tolerance: float | Float[Array, ""]
+    most_starts: int = eqx.field(static=True, default=1)
+
+    def init(self, params: PyTree | None = None) -> AlgorithmState:
+        """The state before the first step."""
+        family = self.gradient.problem.family
+        start = family.init() if params is None else params
+        dtype, nothing = jax.tree.leaves(start)[0].dtype, family.geometry.origin(start)
+        nowhere = LocalElbo(jnp.zeros((), dtype), nothing, nothing)
+        state = NewtonState(
+            phase=jnp.asarray(Phase.EVALUATE, jnp.int32),
+            draws=Draws(jnp.zeros((), jnp.uint32), *jnp.zeros((2,), jnp.int32)),
+            here=nowhere,
+            radius=_first_radius(nowhere.grad),
+            noise=jnp.asarray(jnp.inf, dtype),
+            gap=jnp.asarray(jnp.inf, dtype),
+            gap_error=jnp.asarray(jnp.inf, dtype),
+            has_converged=jnp.asarray(False),
+            has_given_up=jnp.asarray(False),
+            starts=Starts.of(start, nowhere, self.most_starts),
+            num_gradients=jnp.zeros((), jnp.float32),
+        )
+        return AlgorithmState(start, state, self.gradient.init(start))
+
+    def step(
+        self, key: Key[Array, ""], state: AlgorithmState, *, next_key: Key[Array, ""] | None = None
+    ) -> tuple[AlgorithmState, GradientInfo]:
+        """One phase of a round.
+
+        All phases are one program: conjugate gradients, which have nothing to do where a round begins, and one
+        evaluation, which is not needed where the noise is measured.
+
+        Args:
+            key: for the draws of a round that begins.
+            state: from `init` or the step before.
+            next_key: not needed.
+        """
+        now: NewtonState = state.optimizer
+        begins, measures, judges, compares = (
+            now.phase == phase for phase in (Phase.EVALUATE, Phase.MEASURE, Phase.JUDGE, Phase.COMPARE)
+        )
+        first = begins & now.starts.are_open
+        draws = self._draws(key, now)
+        ways = now.here.noise, now.here.grad
+        way = jax.tree.map(
+            lambda noise, grad: jnp.where(measures, noise, jnp.where(begins | compares, 0.0, grad)), *ways
+        )
+        only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
+        radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
+        most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
+        residual = jnp.minimum(most, jnp.sqrt(jnp.sqrt(inner(way, way))))
+        solved = trust_step(way, lambda v: self.objective.product(state.params, draws, v), radius, residual)
+
+        fewer = jnp.where(begins, now.draws.blocks / draws.blocks, 1.0)  # than now were measured
+        is_known = ~begins | (now.draws.pieces == draws.pieces)
+        gain = jnp.where(solved.is_inside, solved.gain, jnp.inf)  # what the top of the model is above the parameters
+        noise = jnp.where(is_known, jnp.where(measures, gain, fewer * now.noise), jnp.inf)
+        gap = jnp.where(judges, jnp.where(jnp.isfinite(noise), gain - noise, jnp.inf), now.gap)
+        # Few parameters have few numbers that show the noise: those of these draws count too.
+        shown = 0.5 * inner(now.here.noise, now.here.noise) / jnp.maximum(solved.curvature, 1.0)
+        large = jnp.maximum(noise, shown) * (1 + FEW / sum(leaf.size for leaf in jax.tree.leaves(way)))
+        error = jnp.where(judges, 2 * jnp.sqrt(large * (large + jnp.maximum(gap, 0.0))), now.gap_error)
+        has_converged = judges & (jnp.maximum(gap, 0.0) + error < self.tolerance)
+        is_too_noisy = judges & ~has_converged & (draws.blocks > self.objective.most_blocks)
+
+        def moved(share: Float[Array, ""]) -> PyTree:
+            step = jax.tree.map(lambda leaf: share * leaf, solved.step)
+            return self.gradient.problem.family.geometry.chart(state.params, step)
+
+        stays = begins | compares | measures | has_converged | is_too_noisy | only_judges
+        found = line_search(lambda share: self.objective.around(moved(share), draws), now.here, solved, stays)
+        moves = found.is_better & ~stays
+        params = select(moves, moved(found.share), state.params)
+        is_lost = (begins | compares) & ~all_finite(found.there._replace(noise=()))
+        here = select(moves | ((begins | compares) & ~is_lost), found.there, now.here)
+
+        is_whole = found.share >= 1
+        growth = jnp.where(jnp.abs(found.ratio - 1) < BEST_DEVIATION, MOST_GROWTH, GROWTH)
+        grown = jnp.where((found.ratio > GOOD_RATIO) & ~solved.is_inside, growth * now.radius, now.radius)
+        length = found.share * solved.length
+        radius = jnp.where(stays, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
+        least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
+        is_at_top = moves & is_whole & solved.is_inside & (solved.gain < least)
+        is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
+        is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
+        is_hidden = self.objective.is_exact & moves & is_whole & (solved.gain < hidden)  # by rounding
+        is_at_top |= is_hidden & solved.is_inside
+        is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
+        is_over = is_at_top | is_spent | is_small
+        phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, Phase.MEASURE, Phase.MOVE))
+        after = NewtonState(
+            phase=jnp.where(measures | is_lost, Phase.EVALUATE, phase).astype(jnp.int32),
+            draws=draws,
+            here=here,
+            radius=jnp.where(is_over, jnp.maximum(radius, 1.0), radius),
+            noise=noise,
+            gap=jnp.where(moves, jnp.inf, gap),
+            gap_error=error,
+            has_converged=has_converged,
+            has_given_up=(is_lost & ~first) | is_stuck | is_too_noisy | (is_spent & ~now.starts.are_open),
+            starts=now.starts._replace(lost=now.starts.lost + (is_lost & first)),
+            num_gradients=now.num_gradients + self.objective.cost(draws, found.trials, solved.products),
+        )
+        least = jnp.where(self.objective.is_exact, jnp.maximum(least, hidden), least)
+        apart = jnp.where(is_at_top | compares, APART + 2 * least, jnp.inf)
+        params, after = self._between_starts(key, params, now, after, is_lost, is_over | is_stuck, apart)
+        sq_norm = inner(here.grad, here.grad) / float(self.gradient.problem.model.num_data) ** 2
+        elbo = jnp.where(is_lost & (now.starts.ended == 0), jnp.nan, here.value)
+        info = GradientInfo(elbo, sq_norm, sq_norm, jnp.zeros(0, sq_norm.dtype), jnp.zeros(0, bool))
+        return AlgorithmState(params, after, state.gradient), info
+
+    def _between_starts(
+        self,
+        key: Key[Array, ""],
+        params: PyTree,
+        before: NewtonState,
+        after: NewtonState,
+        is_lost: Bool[Array, ""],
+        is_over: Bool[Array, ""],
+        apart: Float[Array, ""],
+    ) -> tuple[PyTree, NewtonState]:
+        """Where a start of the first round ends, begin another or go on with the best.
+
+        Args:
+            key: for another start.
+            params: after the step.
+            before: the step.
+            after: it.
+            is_lost: whether the ELBO is not finite at the parameters.
+            is_over: whether the round has come to its end from this start.
+            apart: nats that make two optima different; infinite for a start that has found none.
+        """
+        starts, compares, problem = after.starts, before.phase == Phase.COMPARE, self.gradient.problem
+        here = after.here._replace(value=jnp.where(is_lost, jnp.nan, after.here.value))
+        is_rival = starts.are_open & (starts.ended > 0)
+        ends = is_over | compares | starts.is_impatient(after.num_gradients) | (is_rival & is_lost)
+        ends = starts.are_open & ends
+        higher = here.value - starts.here.value
+        meets = ends & ~compares & (starts.ended > 0) & jnp.isfinite(apart) & (jnp.abs(higher) <= apart)
+        differs = jnp.isfinite(apart) & ~(jnp.where(compares, -0.5 * higher, jnp.abs(higher)) <= apart)
+        between = halfway(starts.params, params)
+        starts = select(meets & (higher > 0), starts._replace(params=params, here=here), starts)
+        ends = ends & ~meets
+        has_found = jnp.isfinite(apart)
+        added = starts.add(params, here, after.num_gradients, self.objective.size, self.most_starts, has_found, differs)
+        starts = select(ends, added, starts)
+        restarts, closes = ends & starts.are_open, ends & ~starts.are_open
+
+        is_complete = is_over | (starts.here.value == before.starts.here.value)
+        phase = jnp.where(closes, jnp.where(is_complete, Phase.MEASURE, Phase.MOVE), after.phase)
+        phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
+        moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
+        begun = select(restarts, wider(problem.family, params.loc.dtype), starts.params)
+        new = jax.lax.cond(moves_on, lambda: elsewhere(key, problem, begun), lambda: params)
+        params = select(meets, between, select(closes, starts.params, new))
+        return params, after._replace(
+            phase=phase,
+            here=select(closes, starts.here, after.here),
+            radius=jnp.where(restarts, _first_radius(here.grad), after.radius),
+            has_given_up=~is_rival & (after.has_given_up | (starts.lost > MOST_LOST_STARTS)),
+            starts=starts,
+        )
+
+    def has_ended(self, state: AlgorithmState) -> Bool[Array, "*fit"]:
+        """Whether the fit has converged, or has given up."""
+        now: NewtonState = state.optimizer
+        return now.has_converged | now.has_given_up
+
+    def outcome(self, state: AlgorithmState) -> Outcome:
+        """What the fit knows of itself; while other starts are tried the parameters are those of the best."""
+        now: NewtonState = state.optimizer
+        starts = now.starts
+        return Outcome(
+            params=select(starts.are_open & (starts.ended > 0), starts.params, state.params),
+            num_gradients=int(now.num_gradients),
+            gap=Estimate(float(now.gap), float(now.gap_error)) if np.isfinite(now.gap) else None,
+            starts_differ=bool(starts.differ),
+        )
+
+    def must_stay_finite(self, state: AlgorithmState) -> PyTree:
+        """The parameters: they move only where the ELBO is finite, and what is not known of it may be infinite."""
+        return state.params
+
+    def _draws(self, key: Key[Array, ""], now: NewtonState) -> Draws:
+        """Those of the round, or fresh ones where it begins; all starts of the first see the same."""
+        begins, is_first, objective = now.phase == Phase.EVALUATE, now.starts.are_open, self.objective
+        stays = ~begins | (is_first & (now.starts.ended > 0))
+        seed = jnp.where(stays, now.draws.seed, jax.random.bits(key, dtype=jnp.uint32))
+        blocks = jnp.where(is_first, FIRST_BLOCKS, self._next_blocks(now.draws, now.noise))
+        pieces = jnp.where(is_first, objective.first_pieces, objective.pieces)
+        return Draws(seed, jnp.where(stays, now.draws.blocks, blocks), jnp.where(stays, now.draws.pieces, pieces))
+
+    def _next_blocks(self, draws: Draws, noise: Float[Array, ""]) -> Int[Array, ""]:
+        """So many that the noise is a small part of the tolerance, up to the most that an evaluation may take.
+
+        As many as before where it is, twice as many where it is not known, few after a round of parts of blocks. After
+        a round of the most comes a last one, which is measured: it has more.
+        """
+        factor = jnp.nan_to_num(noise / (NOISE_SHARE * self.tolerance), nan=2.0, posinf=2.0)
+        most, now = self.objective.most_blocks, draws.blocks
+        wanted = jnp.ceil(now * jnp.minimum(factor, MOST_FACTOR)).astype(jnp.int32) // 2 * 2
+        more = jnp.where(factor <= 1, now, jnp.maximum(jnp.minimum(wanted, most), now + 2))
+        return jnp.where(draws.pieces < self.objective.pieces, FIRST_BLOCKS, more)
+
+
+def _first_radius(grad: PyTree) -> Float[Array, ""]:
+    """The root of the number of parameters: a standard deviation in each direction."""
+    leaves = jax.tree.leaves(grad)
+    return jnp.sqrt(jnp.asarray(sum(leaf.size for leaf in leaves), leaves[0].dtype))
