@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from quell.core.checks import first_line
+
 
 def read_data(path: Path) -> dict[str, np.ndarray]:
     """Read a data file; an entry that is missing or not a number is an error with its position.
@@ -78,7 +80,7 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # a damaged archive may raise anything
         raise ValueError(
-            f"{path} must be an archive of plain arrays ({error}); try `numpy.savez('data.npz', x=x, y=y)`."
+            f"{path} must be an archive of plain arrays ({first_line(error)}); try `numpy.savez('data.npz', x=x, y=y)`."
         ) from error
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf":
@@ -92,8 +94,7 @@ def _read_npz(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        header, *rows = [row for row in csv.reader(file) if row] or [[]]
+    header, *rows = _cells(path) or [[]]
     header = [name.strip() for name in header]
     if not rows or not all(header) or len(set(header)) < len(header):
         raise ValueError(
@@ -108,6 +109,20 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
             )
     columns = zip(*rows, strict=True)
     return {name: _numbers(path, name, column) for name, column in zip(header, columns, strict=True)}
+
+
+def _cells(path: Path) -> list[list[str]]:
+    """The lines that are not empty."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return [row for row in csv.reader(file) if row]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} must be UTF-8 text, got byte {error.object[error.start]:#04x} ({error.reason}); try "
+            f"`iconv -f latin1 -t utf-8 {path} > new.csv`."
+        ) from None
+    except (OSError, csv.Error) as error:
+        raise ValueError(f"{path} must be a readable `.csv` file, got {error}.") from None
 
 
 def _numbers(path: Path, name: str, cells: Sequence[str]) -> np.ndarray:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`quell fit` and `quell report`: a model from a file, data from a file, and a folder with the results."""
 
+import contextlib
+import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +36,9 @@ def fit(
     ] = None,
     family: Annotated[str, typer.Option(help=f"One of {', '.join(FAMILIES)}.")] = "fullrank",
     steps: Annotated[int, typer.Option(help="Largest number of steps.")] = 2000,
+    tolerance: Annotated[
+        float, typer.Option(help="Nats below the optimum at which a fit that chooses its method has converged.")
+    ] = 0.01,
     seed: Seed = 0,
     learning_rate: Annotated[
         float | None, typer.Option(help="Initial rate of Adam with cosine decay; default: natural gradients.")
@@ -62,6 +68,7 @@ def fit(
             data=None if data is None else str(data),
             family=family,
             steps=steps,
+            tolerance=tolerance,
             seed=seed,
             learning_rate=learning_rate,
             batch_size=batch_size,
@@ -73,9 +80,13 @@ def fit(
             first_does(lambda: folder.check(settings, resume=resume))
         checkpoint = quell.Checkpoint(folder.checkpoint, every_steps=checkpoint_every, resume=resume)
         plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
-        with in_use(mesh):
-            first_does(lambda: folder.begin(settings))
-        result = run_plan(plan)[0]
+        with contextlib.ExitStack() as stack:
+            with in_use(mesh):
+                first_does(lambda: stack.enter_context(folder.at_work(settings, resume=resume)))
+            result = run_plan(plan)[0]
+            if result.status is not Status.INTERRUPTED:
+                with in_use(mesh):
+                    folder.write_outputs(result, seed=seed)
     if result.status is Status.INTERRUPTED:
         same = ", with the same options for devices" if all_devices else ""
         text = (
@@ -83,20 +94,46 @@ def fit(
         )
         Console(stderr=True).print(escape(text), soft_wrap=True)
         raise typer.Exit(code=130)
-    with in_use(mesh), together():
-        folder.write_outputs(result, seed=seed)
     _print_outcome(folder, result)
 
 
-def report(folder: Annotated[Path, typer.Argument(help="Folder that `quell fit` wrote.")]) -> None:
-    """Write summary, draws and report of a fit again, from its checkpoint; nothing is fitted."""
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder that `quell fit` wrote.")],
+    model: Annotated[
+        str | None, typer.Option(help="FILE.py:MODEL of the fit; default: the one that the folder names, if confirmed.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Run the Python file that the folder names.")] = False,
+) -> None:
+    """Write summary, draws and report of a fit again, from its checkpoint; nothing is fitted.
+
+    The model's Python file is run: the one of --model, or after a confirmation the one that the folder names.
+    """
     found = FitFolder(folder)
     with bad_parameters():
-        settings = found.read_settings()
+        settings = _with_model(found.read_settings(), model, yes=yes)
         plan = settings.plan(checkpoint=quell.Checkpoint(found.checkpoint, resume=True))
         result = restore_plan(plan)[0]
-    found.write_outputs(result, seed=settings.seed)
+        found.write_outputs(result, seed=settings.seed)
     _print_outcome(found, result)
+
+
+def _with_model(settings: FitSettings, model: str | None, *, yes: bool) -> FitSettings:
+    """The settings with the model that the user names, or with their own if the user agrees to run it."""
+    if model is not None:
+        return dataclasses.replace(settings, model=model).resolved()
+    if not yes and not _is_terminal():
+        raise ValueError(
+            f"`quell report` must be told to run the Python file that the folder names, got {settings.model}; pass "
+            "`--yes` if you trust it, or `--model FILE.py:MODEL`."
+        )
+    if not yes:
+        typer.confirm(f"Run the Python file of {settings.model}, which the folder names?", abort=True, err=True)
+    return settings
+
+
+def _is_terminal() -> bool:
+    """Whether somebody can answer a question."""
+    return sys.stdin.isatty()
 
 
 def _print_outcome(folder: FitFolder, result: FitResult) -> None:

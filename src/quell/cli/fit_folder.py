@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder that `quell fit` writes."""
 
+import contextlib
 import dataclasses
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 
 import quell
 from quell.cli.fit_settings import FitSettings
+from quell.cli.folder_lock import locked
 from quell.core.atomic import write_atomically
 from quell.core.processes import are_several, is_first
 from quell.diagnostics.summary import named_leaves
@@ -31,6 +34,7 @@ class FitFolder:
     def __init__(self, path: Path) -> None:
         """Nothing is read or written yet."""
         self.path = path
+        self.lock = path / "fit.lock"
         self.settings, self.checkpoint = path / "settings.json", path / "checkpoint.quell"
         self.result, self.posterior, self.report = path / "result.json", path / "posterior.npz", path / "report.html"
 
@@ -53,16 +57,30 @@ class FitFolder:
                 f"{', '.join(found)}; pass the same, or another `--out`."
             )
 
-    def begin(self, settings: FitSettings) -> None:
-        """Make the folder, and write the options."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
+    @contextlib.contextmanager
+    def at_work(self, settings: FitSettings, *, resume: bool) -> Iterator[None]:
+        """Make the folder, write the options, and keep other processes out until the end."""
+        with contextlib.ExitStack() as stack:
+            with self._writable():
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locked(self.lock))
+            self.check(settings, resume=resume)  # another process may have been here since the first check
+            self._write_settings(settings)
+            yield
+
+    def _write_settings(self, settings: FitSettings) -> None:
+        with self._writable():
             begun = {
                 "quell": quell.__version__,
                 "processes": jax.process_count(),
                 "options": dataclasses.asdict(settings),
             }
             self._write_json(self.settings, begun)
+
+    @contextlib.contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise ValueError(
                 f"`--out` must be a writable folder, got {self.path} ({error.strerror}); try `--out fit`."
@@ -80,6 +98,10 @@ class FitFolder:
             "advice": result.status.value,
             "elbo": _finite(elbo.value),
             "elbo_standard_error": _finite(elbo.standard_error),
+            "gap": None if result.gap is None else _finite(result.gap.value),
+            "gap_standard_error": None if result.gap is None else _finite(result.gap.standard_error),
+            "khat": _finite(result.final_khat.value),
+            "warnings": list(result.warnings),
             "steps": result.history.num_steps,
             "skipped": result.history.num_skipped,
             "seconds": result.seconds,
@@ -90,6 +112,15 @@ class FitFolder:
             },
         }
         draws = {name: np.asarray(leaf) for name, leaf in named_leaves(result.sample(draw_key, _DRAWS)).items()}
+        try:
+            self._write_files(result, summary, draws)
+        except OSError as error:
+            raise ValueError(
+                f"{self.path} must be a writable folder with room for the outputs, got an error ({error.strerror}); "
+                f"the fit is kept in {self.checkpoint.name}, so try `quell report {self.path}` later."
+            ) from None
+
+    def _write_files(self, result: FitResult, summary: dict[str, Any], draws: dict[str, np.ndarray]) -> None:
         if is_first():
             self._write_json(self.result, summary)
             write_atomically(self.posterior, lambda file: file.write(archive_bytes(draws)))
@@ -101,7 +132,7 @@ class FitFolder:
         try:
             begun = json.loads(self.settings.read_text(encoding="utf-8"))
             return FitSettings(**begun["options"]), int(begun["processes"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise ValueError(
                 f"The folder must be one that `quell fit` wrote, got {self.path} ({self.settings.name}: {error}); try "
                 "`quell fit model.py --out fit`."

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 import quell
 from quell.cli.data_file import read_parts
 from quell.cli.model_file import load_model, split_target
-from quell.core.checks import check_count, check_name, check_positive
+from quell.core.checks import check_count, check_name, check_positive, check_seed, check_text
 from quell.core.processes import ProcessLost
 from quell.families import AbstractFamily
 from quell.fit import FitOptions
@@ -46,15 +46,20 @@ class FitSettings:
     data: str | None = None
     family: str = "fullrank"
     steps: int = 2000
+    tolerance: float = 0.01
     seed: int = 0
     learning_rate: float | None = None
     batch_size: int | None = None
     variates: str = "auto"
 
     def __post_init__(self) -> None:
-        """Check the options before any file is read."""
+        """Check the options, which may come from a damaged file, before any other file is read."""
+        for name in ("model", "family", "variates", *(() if self.data is None else ("data",))):
+            check_text(name, getattr(self, name))
+        check_seed(self.seed)
         check_name("The family", self.family, FAMILIES)
         check_count("steps", self.steps)
+        check_positive("tolerance", self.tolerance)
         if self.learning_rate is not None:
             check_positive("learning_rate", self.learning_rate)
         if self.batch_size is not None:
@@ -89,6 +94,7 @@ class FitSettings:
                 variates=self._chosen_variates(problem, sampler),
                 optimizer=None if rate is None else self.adam()(rate),
                 steps=self.steps,
+                tolerance=self.tolerance,
                 sampler=None if self.batch_size is None else sampler,
                 checkpoint=checkpoint,
                 mesh=mesh,

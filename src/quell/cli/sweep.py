@@ -68,7 +68,8 @@ def sweep(
         result = _run(plan, out)
     if jax.process_index() == 0:
         picture = png_bytes(result.plot(), dpi=160)
-        write_atomically(out / "sweep.png", lambda file: file.write(picture))
+        with resumable(out):
+            write_atomically(out / "sweep.png", lambda file: file.write(picture))
         _print_outcome(result, settings, out)
 
 
