@@ -5,11 +5,10 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from quell.combine import Rule
-from quell.evaluation import Problem, Sampler
+from quell.evaluation import Problem
 from quell.fit import FitOptions
 from quell.fit.defaults import default_optimizer, default_sampler
-from quell.fit.method import EXACT, is_exact_for, second_order_gradient
+from quell.fit.method import EXACT, is_exact_for
 from quell.gradient import candidate_variates, default_variates
 from quell.variates import ControlVariate
 
@@ -23,7 +22,7 @@ Variates = tuple[ControlVariate, ...]
 
 
 def fixed_options(problem: Problem) -> list[FitOptions]:
-    """One for each choice: the exact gradient or that of second order, sets of variates, some with more samples."""
+    """One for each choice: the exact gradient, sets of variates, some with more samples."""
     sampler = default_sampler(problem.model, natural=True)
     candidates = candidate_variates(problem, sampler)
     sets = _unique([(), candidates, default_variates(problem, sampler), *_subsets(candidates)])
@@ -31,13 +30,8 @@ def fixed_options(problem: Problem) -> list[FitOptions]:
     for multiple in MULTIPLES:
         more = dataclasses.replace(sampler, num_replicates=multiple * sampler.num_replicates)
         found += [FitOptions(variates=one, sampler=more) for one in _unique([(), candidates])]
-    steps, second = FitOptions().steps, second_order_gradient(problem, Rule())
     if is_exact_for(problem):
-        found.insert(0, FitOptions((), default_optimizer(problem, steps, "exact"), base=EXACT))
-    elif second is not None and sampler.batch_size is None:
-        optimizer = default_optimizer(problem, steps, "second order")
-        samplers = [Sampler(number) for number in (1, *MULTIPLES)]
-        found = [FitOptions((), optimizer, sampler=one, base=second.base) for one in samplers] + found
+        found.insert(0, FitOptions((), default_optimizer(problem, FitOptions().steps, exact=True), base=EXACT))
     return found
 
 

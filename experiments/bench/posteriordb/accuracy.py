@@ -46,16 +46,19 @@ def moment_errors(draws: Mapping[str, Any], sites: Mapping[str, str], reference:
 
 
 def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts over the posteriors of one method; a posterior without errors counts as wrong."""
+    """Counts over the fits of one method; a fit without errors counts as wrong."""
     seconds = [record["seconds_total"] for record in records if record.get("seconds_total") is not None]
     mean_errors = [_or_inf(record.get("max_mean_error")) for record in records]
     sd_errors = [_or_inf(record.get("max_abs_log_sd_ratio")) for record in records]
+    gradients = [record["gradients"] for record in records if "gradients" in record]
     return {
         "posteriors": len(records),
         "median_seconds": statistics.median(seconds) if seconds else None,
         "largest_seconds": max(seconds, default=None),
         **{f"mean_error_below_{most:g}": sum(error < most for error in mean_errors) for most in MEAN_ERRORS},
         "sds_within_20_percent": sum(error < math.log(SD_RATIO) for error in sd_errors),
+        "converged": sum(record.get("status") == "CONVERGED" for record in records),
+        "median_gradients": statistics.median(gradients) if gradients else None,
     }
 
 

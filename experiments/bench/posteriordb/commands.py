@@ -57,7 +57,7 @@ class PosteriorExperiment(AbstractExperiment[PosteriorResult]):
 
     @property
     def name(self) -> str:
-        return f"{self.posterior} {self.method}"
+        return f"{self.posterior} {self.method}, seed {self.seed}"
 
     @property
     def seconds(self) -> float:
@@ -86,6 +86,7 @@ def posteriordb(
         "bench/posteriordb.jsonl"
     ),
     seed: Seed = 0,
+    runs: Annotated[int, typer.Option(help="Fits of each posterior, with seeds from the given one on.")] = 1,
     timeout: Annotated[int, typer.Option(help="Seconds after which a fit is given up.")] = 600,
 ) -> None:
     """Seconds and accuracy on the posteriors of posteriordb, one fresh process per fit."""
@@ -94,10 +95,11 @@ def posteriordb(
         valid = folder.names()
     posteriors = split_names("posterior", names, valid) if names else valid
     chosen = split_names("method", methods, METHOD_NAMES)
-    check_counts(timeout=timeout)
+    check_counts(timeout=timeout, runs=runs)
     check_out(out.parent)
     experiments = [
-        PosteriorExperiment(name, method, str(folder.path), folder.digest(name), seed, timeout)
+        PosteriorExperiment(name, method, str(folder.path), folder.digest(name), seed + run, timeout)
+        for run in range(runs)
         for method in chosen
         for name in posteriors
     ]
@@ -113,12 +115,15 @@ def render(records: list[dict[str, Any]]) -> Table:
     """Counts, one row per method."""
     table = Table()
     heads = [f"mean error < {most:g} sd" for most in MEAN_ERRORS]
-    for head in ("method", "median s", "largest s", *heads, "all sds within 20%"):
+    for head in ("method", "median s", "largest s", *heads, "all sds within 20%", "converged", "gradients"):
         table.add_column(head, justify="left" if head == "method" else "right")
     for method in dict.fromkeys(record["method"] for record in records):
         counts = summarise([record for record in records if record["method"] == method])
         seconds = [counts["median_seconds"], counts["largest_seconds"]]
         right = [counts[f"mean_error_below_{most:g}"] for most in MEAN_ERRORS] + [counts["sds_within_20_percent"]]
+        right.append(counts["converged"])
         texts = ["–" if value is None else f"{value:.1f}" for value in seconds]
-        table.add_row(method, *texts, *(f"{value} of {counts['posteriors']}" for value in right))
+        gradients = counts["median_gradients"]
+        fractions = [f"{value} of {counts['posteriors']}" for value in right]
+        table.add_row(method, *texts, *fractions, "–" if gradients is None else f"{gradients:,.0f}")
     return table

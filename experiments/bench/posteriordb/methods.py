@@ -51,8 +51,11 @@ def run_quell(port: Port, key: jax.Array, watch: Stopwatch, family_name: str) ->
         facts = {
             "status": result.status.name,
             "steps": result.history.num_steps,
-            "khat": result.khat().value,
-            "elbo": float(result.elbo().value),
+            "gradients": result.num_gradients,
+            "gap": None if result.gap is None else [result.gap.value, result.gap.standard_error],
+            "khat": result.final_khat.value,
+            "elbo": result.final_elbo.value,
+            "result_warnings": list(result.warnings),
             "num_data": model.num_data,
             "dim": model.dim,
         }
