@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Double precision, because the laws are exact; fast compilation, because the programs are small."""
 
+import importlib
 import importlib.metadata
 import os
 import shutil
@@ -31,6 +32,12 @@ def key() -> jax.Array:
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a user meets: outside the tests nothing checks annotations before our own checks do."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.fixture
+def on_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits of models whose structure is not looked at."""
+    monkeypatch.setattr(importlib.import_module("quell.fit.method"), "exactly", lambda problem, level: problem)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ LONG = 100
 def main(out, steps, sizes, port=None, num=None, process=None):
     if port is not None:
         jax.distributed.initialize(
-            f"localhost:{port}", int(num), int(process), heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
+            f"localhost:{port}", int(num), int(process), heartbeat_timeout_seconds=100, shutdown_timeout_seconds=100
         )
     found = {}
     if int(steps) < LONG:

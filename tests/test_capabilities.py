@@ -43,6 +43,7 @@ def test_the_fit_is_that_of_quadrature(key):
     assert float(elbo(best) - elbo(flat)) > 1.0, "the start is worse"
 
 
+@pytest.mark.slow
 def test_the_variates_that_remain_and_why_the_others_do_not():
     found = quell.catalogue(MODEL, FAMILY)
     formulas = {entry.variate.formula for entry in found.valid}

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: resumed is bit for bit uninterrupted, and nothing goes on from the wrong file."""
 
+import hashlib
 import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import equinox as eqx
@@ -19,7 +19,7 @@ import catalogue
 import quell
 from quell import CheckpointError, ControlVariate, Status
 from quell.approximations import refuses_to_approximate
-from quell.fit import driver, loop, method
+from quell.fit import driver, loop
 from quell.fit.checkpoint import file as checkpoint_file
 from quell.fit.checkpoint import fingerprint as checkpoint_fingerprint
 from quell.fit.checkpoint import keeper as checkpoint_keeper
@@ -218,36 +218,22 @@ def test_fits_that_stand_at_different_steps_go_on_without_a_gap(key, path):
 
 
 COSH = quell.Model(lambda z, x: -jnp.cosh(x - z[0] - z[1]), quell.NormalPrior(), jnp.arange(3.0), 2)
-NATURAL = quell.natural_gradient(quell.Problem(COSH, FAMILY), 0.1)
 
 
 def _choosing(key, checkpoint=None, **options):
-    """A model without closed forms: Hessians at first."""
-    return quell.fit(COSH, FAMILY, key=key, **({"steps": 40, "checkpoint": checkpoint} | options))
+    """A model without closed forms: Newton steps on common draws."""
+    return quell.fit(COSH, FAMILY, key=key, **({"checkpoint": checkpoint} | options))
 
 
+@pytest.mark.usefixtures("on_draws")
 def test_a_choice_is_the_same_when_a_fit_is_resumed(key, path):
-    whole = _choosing(key, quell.Checkpoint(path))
-    assert whole.choice.base == "second order"
-    longer = _choosing(key, quell.Checkpoint(path, resume=True), steps=60)
-    assert longer.choice == whole.choice
-    assert longer.history.num_steps == 60
-    _assert_same(whole.history, jax.tree.map(lambda values: values[:40], longer.history))
-
-
-def test_a_choice_that_changed_on_the_way_is_resumed(key, path, monkeypatch):
-    """Sampled gradients after the noise check: the checkpoint belongs to the gradient that wrote it."""
-    monkeypatch.setattr(method, "MOST_NOISE", 0.0)
-    whole = _choosing(key, optimizer=NATURAL)
-    assert whole.choice.base == "sampled"
-    assert whole.history.weights[:24].shape == (24, 1)
-    assert not whole.history.weights[:24].any()
-    assert whole.history.weights[26:].any()
-    stop = lambda progress: progress.step >= 30  # noqa: E731
-    part = _choosing(key, quell.Checkpoint(path, every_steps=10), callback=stop, optimizer=NATURAL)
-    assert part.status is Status.STOPPED
-    resumed = _choosing(key, quell.Checkpoint(path, resume=True), optimizer=NATURAL)
-    assert resumed.choice == whole.choice
+    whole = _choosing(key)
+    part = _choosing(key, quell.Checkpoint(path), steps=5)
+    assert part.status is Status.NOT_CONVERGED
+    resumed = _choosing(key, quell.Checkpoint(path, resume=True))
+    assert resumed.choice == whole.choice == part.choice
+    assert resumed.choice.base == "common draws"
+    assert resumed.status is Status.CONVERGED
     _assert_same(_all(resumed), _all(whole))
 
 
@@ -311,7 +297,8 @@ def test_the_law_sees_every_family_and_every_approximation():
 def test_save_and_load_of_a_snapshot_is_identity(optimizer, key, path):
     plan = _plan(key, variates=STATEFUL, optimizer=OPTIMIZERS[optimizer], average_from=0.5)
     rng = np.random.default_rng(0)
-    state = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
+    filled = jax.tree.map(lambda leaf: _filled(leaf, rng), plan.start)
+    state = eqx.tree_at(lambda state: state.params, filled, plan.start.params)  # NaN is refused there
     num_variates = len(plan.algorithm.gradient.variates)
     pieces = [History.empty(num_variates, num_variates)]
     for num in (3, 4):
@@ -360,6 +347,62 @@ def test_any_damage_is_seen(key, path):
     path.write_bytes(whole + b"more")
     with pytest.raises(CheckpointError, match=r"damaged: .*; restore it"):
         _fit(key, resume)
+
+
+def _forged(path, name, array):
+    header, arrays = read_contents(path)
+    kept = {other: value for other, value in arrays.items() if other != name}
+    write_contents(path, header, kept if array is None else kept | {name: array})
+
+
+LOC = "state.algorithm.params.loc"
+FORGED = {
+    "a shape": (LOC, np.zeros(3), r"`state\.algorithm\.params\.loc` must be float64\[2\], got float64\[3\]"),
+    "a dtype": (LOC, np.zeros(2, "float32"), r"must be float64\[2\], got float32\[2\]"),
+    "texts": (LOC, np.array(["a", "b"]), r"must be float64\[2\], got <U1\[2\]"),
+    "a missing array": ("state.step", None, r"`state\.step` is missing"),
+    "NaN": (LOC, np.array([0.0, np.nan]), r"`state\.algorithm\.params\.loc` must be free of NaN"),
+    "a short history": ("history[0].skipped", np.zeros(3, bool), r"must be bool\[90\], got bool\[3\]"),
+    "a history of texts": ("history[0].elbo", np.array(["a"] * 90), r"must be float64\[90\], got <U1\[90\]"),
+    "a missing history": ("history[0].elbo", None, r"`history\[0\]\.elbo` is missing"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_array_is_refused(what, written, path):
+    name, array, text = FORGED[what]
+    path.write_bytes(written.read_bytes())
+    _forged(path, name, array)
+    with pytest.raises(CheckpointError, match=f"fit.quell is damaged: .*{text}"):
+        _fit(jax.random.key(0), quell.Checkpoint(path, resume=True))
+
+
+def test_infinite_numbers_outside_of_the_parameters_are_kept(written, path):
+    path.write_bytes(written.read_bytes())
+    name = next(name for name in read_contents(path).arrays if "optimizer" in name and name.endswith("mu.loc"))
+    _forged(path, name, np.full(2, np.inf))
+    assert _fit(jax.random.key(0), quell.Checkpoint(path, resume=True)).history.num_steps == 90
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ({}, "its header has no fingerprint"),
+        ({"fingerprint": []}, "its header has no fingerprint"),
+        ({"fingerprint": {"jax": "0"}, "seconds": "long"}, "`seconds` must be a finite number, got 'long'"),
+    ],
+)
+def test_a_forged_header_is_refused(header, text, path, key):
+    write_contents(path, header, {})
+    with pytest.raises(CheckpointError, match=text):
+        _fit(key, quell.Checkpoint(path, resume=True))
+
+
+def test_a_forged_archive_is_refused(path, key):
+    body = b"no archive"
+    path.write_bytes(b"quell checkpoint 2\n" + hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+    with pytest.raises(CheckpointError, match=r"is damaged: .*; restore it"):
+        _fit(key, quell.Checkpoint(path, resume=True))
 
 
 def test_another_format_is_refused(key, path):
@@ -509,13 +552,11 @@ def test_intervals_must_be_positive(path):
         quell.Checkpoint(path, every_minutes=-1)
 
 
-def test_writing_is_cheap(key, path):
-    """A hundred thousand steps with seven variates: well below a second, and about ten megabytes."""
+def test_a_long_history_takes_little_space(key, path):
+    """A hundred thousand steps with seven variates: about ten megabytes."""
     plan = _plan(key, optimizer=ADAM, variates=())
     num, rng = 100_000, np.random.default_rng(0)
     rows = [rng.normal(size=num) for _ in range(3)]
     history = History(*rows, rng.normal(size=(num, 7)), np.zeros((num, 7), bool), np.zeros(num, bool))
-    began = time.perf_counter()
     Snapshot(plan, plan.start, ((history,),), 0.0).save(path)
-    assert time.perf_counter() - began < 5.0, "about 0.1 s on an idle machine"
     assert 8e6 < path.stat().st_size < 10e6

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,13 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 import quell
 import tolerances
 from model_files import ROWS, write_files
+from quell.cli import fit as fit_command
 from quell.cli.app import app
 from quell.cli.data_file import read_data
+from quell.cli.fit_folder import FitFolder
 from quell.cli.fit_settings import FitSettings
 from quell.cli.model_file import load_model
 from quell.fit.checkpoint.file import read_contents
@@ -119,7 +123,7 @@ def test_a_fit_leaves_everything_in_its_folder_and_the_report_can_be_written_aga
     for name in ("report.html", "posterior.npz", "result.json"):
         (files.out / name).unlink()
     monkeypatch.undo()
-    again = _run("report", files.out)
+    again = _run("report", files.out, "--yes")
     assert again.exit_code == 0, again.output
     assert "status   completed" in again.stdout
     for name in ("posterior.npz", "checkpoint.quell", "settings.json"):
@@ -181,7 +185,7 @@ def test_the_choice_is_told(words, files):
     assert result.exit_code == 0, result.output
     chosen = json.loads((files.out / "result.json").read_text())["chosen"]
     assert chosen in _printed(result)
-    assert _run("report", files.out).exit_code == 0
+    assert _run("report", files.out, "--yes").exit_code == 0
     assert json.loads((files.out / "result.json").read_text())["chosen"]
 
 
@@ -190,18 +194,18 @@ def test_the_choice_is_told(words, files):
 def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(files, tmp_path):
     options = ("--learning-rate", 0.01, "--checkpoint-every", 1000)
     whole = SimpleNamespace(models=files.models, data=files.data, out=tmp_path / "whole")
-    assert _fit(whole, *options, steps=30_000).exit_code == 0
-    command = [sys.executable, "-m", "quell", *_fit_words(files, *options, steps=30_000)]
+    assert _fit(whole, *options, steps=100_000).exit_code == 0
+    command = [sys.executable, "-m", "quell", *_fit_words(files, *options, steps=100_000)]
     job = subprocess.Popen(command, env=os.environ | {"JAX_ENABLE_X64": "1"}, stderr=subprocess.PIPE, text=True)
     while not (files.out / "checkpoint.quell").exists():
         assert job.poll() is None
         time.sleep(0.01)
     job.send_signal(signal.SIGINT)
-    line = job.communicate(timeout=60)[1].strip().splitlines()[-1]
+    line = job.communicate(timeout=tolerances.PATIENCE)[1].strip().splitlines()[-1]
     assert job.returncode == 130
-    assert re.match(r"Interrupted after \d+ of 30000 steps\. To resume: quell fit ", line), line
+    assert re.match(r"Interrupted after \d+ of 100000 steps\. To resume: quell fit ", line), line
     assert not (files.out / "result.json").exists()
-    shown = _run("report", files.out)
+    shown = _run("report", files.out, "--yes")
     assert shown.exit_code == 0
     assert json.loads((files.out / "result.json").read_text())["status"] == "interrupted"
     resumed = _run(*line.partition("quell ")[2].split())
@@ -284,6 +288,23 @@ def test_a_bad_csv_is_refused_with_the_place(text, tmp_path):
         read_data(path)
 
 
+def test_a_csv_that_is_not_utf8_is_refused(tmp_path, files):
+    path = tmp_path / "latin.csv"
+    path.write_bytes("x,größe\n1,2\n".encode("latin1"))
+    with pytest.raises(ValueError, match=r"latin\.csv must be UTF-8 text, got byte 0xf6 .*; try `iconv"):
+        read_data(path)
+    result = _fit(files, data=path)
+    assert result.exit_code == 2
+    assert "must be UTF-8 text" in _printed(result)
+
+
+def test_a_csv_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "data.csv"
+    path.write_text("x\n" + "1" * 200_000 + "\n")
+    with pytest.raises(ValueError, match=r"data\.csv must be a readable `\.csv` file, got field larger"):
+        read_data(path)
+
+
 BAD_NPZ = {
     "missing": ({"x": np.array([[1.0, 2.0], [3.0, np.nan]])}, r"The array 'x' of .* got nan at \[1, 1\]"),
     "texts": ({"x": np.array(["a", "b"])}, r"The array 'x' of .* got dtype <U1"),
@@ -329,7 +350,7 @@ BAD = {
     "fit {two} --out {out}": r"must have one model or one function, got .* with a, b;",
     "fit {wrong}:other --data {data} --out {out}": r"other\(a, b\) in .* got x, y;",
     "fit {wrong}:model --out {out}": r"cannot be evaluated \(TypeError: .*`quell\.check_model\(model\)`",
-    "report {out}": r"must be one that `quell fit` wrote, got .*\(settings\.json: ",
+    "report {out} --yes": r"must be one that `quell fit` wrote, got .*\(settings\.json: ",
 }
 WRONG = """
 import jax.numpy as jnp
@@ -365,12 +386,12 @@ def test_a_folder_with_a_fit_is_not_overwritten(files):
     assert other.exit_code == 2
     assert re.search(r"got other values of --steps \(60 before\), --seed \(0 before\)", _printed(other))
     files.data.write_text(ROWS.replace("0.4", "0.7"))
-    for changed in (_fit(files, "--resume"), _run("report", files.out)):
+    for changed in (_fit(files, "--resume"), _run("report", files.out, "--yes")):
         assert changed.exit_code == 2
         assert "targets" in _printed(changed)
     assert {path.name: path.read_bytes() for path in files.out.iterdir()} == before
     (files.out / "checkpoint.quell").unlink()
-    gone = _run("report", files.out)
+    gone = _run("report", files.out, "--yes")
     assert gone.exit_code == 2
     assert "checkpoint.quell" in _printed(gone).replace(" ", "")
 
@@ -386,3 +407,138 @@ def test_a_folder_that_cannot_be_made_is_refused(files, tmp_path):
     result = _fit(files, out=tmp_path / "file" / "out")
     assert result.exit_code == 2
     assert re.search(r"`--out` must be a writable folder, got ", _printed(result))
+
+
+# What a folder may do
+
+
+@pytest.fixture
+def fitted(files, no_report):
+    assert _fit(files).exit_code == 0
+    return files
+
+
+def test_a_report_runs_a_file_only_if_it_is_told_to(fitted, monkeypatch):
+    fitted.models.write_text(MODELS + "\nprint('this file runs')\n")
+    refused = _run("report", fitted.out)
+    assert refused.exit_code == 2
+    said = _printed(refused).replace(" ", "")  # a long path is broken anywhere
+    assert re.search(r"mustbetoldtorun.*,got\S*models\.py:line;pass`--yes`.*`--modelFILE", said)
+    assert "this file runs" not in refused.output
+    for words in (("--yes",), ("-y",), ("--model", f"{fitted.models}:line")):
+        assert "this file runs" in _run("report", fitted.out, *words).output
+    monkeypatch.setattr(fit_command, "_is_terminal", lambda: True)
+    for answer, code in ((True, 0), (False, 1)):
+        asked = []
+        monkeypatch.setattr("typer.confirm", lambda text, **_: _answered(asked, text, answer))  # noqa: B023
+        result = _run("report", fitted.out)
+        assert result.exit_code == code
+        assert ("this file runs" in result.output) == answer
+        assert re.search(r"Run the Python file of \S*models\.py:line", asked[0])
+
+
+def _answered(asked, text, answer):
+    asked.append(text)
+    if not answer:
+        raise typer.Abort
+    return True
+
+
+def test_a_report_of_another_model_is_refused(fitted):
+    other = _run("report", fitted.out, "--model", f"{fitted.models}:by_name")
+    assert other.exit_code == 2
+    assert "was written by another fit" in _printed(other)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PermissionError(13, "Permission denied")])
+def test_outputs_that_cannot_be_written_are_one_line(error, fitted, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("quell.cli.fit_folder.write_atomically", fail)
+    result = _run("report", fitted.out, "--yes")
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+    assert re.search(rf"must be a writable folder .*\({error.strerror}\); .*`quell report", _printed(result))
+
+
+def test_a_disk_that_fills_up_at_the_end_of_a_fit_is_one_line(files, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(FitFolder, "_write_files", fail)
+    result = _fit(files)
+    assert result.exit_code == 2
+    assert re.search(r"\(No space left on device\); the fit is kept in checkpoint\.quell", _printed(result))
+    assert not (files.out / "fit.lock").exists()
+
+
+WRONG_SETTINGS = {
+    '{"steps": "60"}': r"`steps` must be an integer of at least 1, got '60'",
+    '{"tolerance": -1}': r"`tolerance` must be positive and finite, got -1",
+    '{"model": 5}': r"`model` must be a text, got 5",
+    '{"data": ["x"]}': r"`data` must be a text, got \['x'\]",
+    '{"variates": 7}': r"`variates` must be a text, got 7",
+    '{"family": {}}': r"`family` must be a text, got \{\}",
+    '{"seed": 1.5}': r"`seed` must be an integer of at least 0, got 1\.5",
+    '{"seed": 99999999999}': r"`seed` must be below 2147483648, got 99999999999",
+    '{"learning_rate": "0.1"}': r"`learning_rate` must be positive and finite, got 0\.1",
+    '{"batch_size": true}': r"`batch_size` must be an integer of at least 1, got True",
+    '{"unknown": 1}': r"unexpected keyword argument 'unknown'",
+}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("options", WRONG_SETTINGS)
+def test_wrong_types_in_the_settings_are_one_line(options, tmp_path):
+    begun = {"quell": "0", "processes": 1, "options": {"model": "models.py"} | json.loads(options)}
+    (tmp_path / "settings.json").write_text(json.dumps(begun))
+    result = _run("report", tmp_path, "--yes")
+    assert result.exit_code == 2, result.output
+    assert re.search(WRONG_SETTINGS[options], _printed(result)), _printed(result)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", "3", '{"options": 3, "processes": 1}', '{"processes": 1e999}', "[" * 10**5]
+)
+def test_settings_that_are_no_settings_are_one_line(text, tmp_path):
+    (tmp_path / "settings.json").write_text(text)
+    result = _run("report", tmp_path, "--yes")
+    assert result.exit_code == 2, result.output
+    assert "must be one that `quell fit` wrote" in _printed(result)
+
+
+# Two processes
+
+
+def test_a_folder_that_another_process_works_in_is_refused(fitted):
+    lock = fitted.out / "fit.lock"
+    assert not lock.exists(), "removed at the end"
+    lock.write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname()}))
+    busy = _fit(fitted, "--resume")
+    assert busy.exit_code == 2
+    text = rf"must have one `quell fit` at a time, got process {os.getppid()} on {socket.gethostname()}; .* delete"
+    assert re.search(text, _printed(busy)), _printed(busy)
+    lock.write_text(json.dumps({"pid": 2**22 + 1, "host": "elsewhere"}))
+    assert "on elsewhere" in _printed(_fit(fitted, "--resume")), "whether that process lives is not known here"
+    lock.write_text("")
+    assert "got another process" in _printed(_fit(fitted, "--resume"))
+
+
+def test_the_lock_of_a_dead_process_is_ignored(fitted):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (fitted.out / "fit.lock").write_text(json.dumps({"pid": ended.pid, "host": socket.gethostname()}))
+    assert _fit(fitted, "--resume").exit_code == 0
+    assert not (fitted.out / "fit.lock").exists()
+
+
+def test_the_lock_is_there_during_a_fit_and_names_the_process(files, monkeypatch):
+    seen = []
+    run = fit_command.run_plan
+    monkeypatch.setattr(
+        fit_command, "run_plan", lambda plan: (seen.append((files.out / "fit.lock").read_text()), run(plan))[1]
+    )
+    monkeypatch.setattr(FitFolder, "_write_files", lambda *_: None)
+    assert _fit(files).exit_code == 0
+    assert json.loads(seen[0]) == {"pid": os.getpid(), "host": socket.gethostname()}

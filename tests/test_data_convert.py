@@ -87,6 +87,14 @@ def test_a_broken_iterator_leaves_nothing(items, error, match, tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("batched", [True, False])
+def test_masked_entries_are_not_written(batched, tmp_path):
+    batch = np.ma.masked_equal(np.arange(4.0), 2.0)
+    with pytest.raises(ValueError, match=r"^`items` must have no masked entries, got 1 of 4"):
+        quell.rows_from_iterator([batch], tmp_path / "rows", batched=batched)
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_and_items_that_cannot_be(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(FileExistsError, match=r"`folder` .* already exists"):

@@ -24,6 +24,7 @@ from quell.cli.data_file import read_data, read_parts
 from quell.core import devices, processes
 from quell.fit.checkpoint.file import read_contents
 from quell.fit.checkpoint.fingerprint import array_digest
+from tolerances import PATIENCE
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 200
@@ -38,7 +39,7 @@ def start(*args, num_devices, x64=True, cwd=None):
     return subprocess.Popen(command, env=os.environ | options, cwd=cwd, **pipes)
 
 
-def finish(*jobs, seconds=400):
+def finish(*jobs, seconds=PATIENCE):
     for job in jobs:
         output = job.communicate(timeout=seconds)[0]
         assert job.returncode == 0, output
@@ -67,15 +68,15 @@ def test_eight_devices_fit_as_one_does(tmp_path):
     compare(tmp_path / "found.npz", 8, 1e-10)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("x64", "tolerance"), [(True, 1e-10), pytest.param(False, 1e-5, marks=pytest.mark.release)])
+@pytest.mark.release
+@pytest.mark.parametrize(("x64", "tolerance"), [(True, 1e-10), (False, 1e-5)])
 def test_any_number_of_devices_gives_the_same_fit(tmp_path, x64, tolerance):
     finish(start(HERE / "on_devices.py", tmp_path / "found.npz", STEPS, "0,2,4,8", num_devices=8, x64=x64))
     for size in (2, 4, 8):
         compare(tmp_path / "found.npz", size, tolerance)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(("x64", "tolerance"), [(False, 1e-5), pytest.param(True, 1e-10, marks=pytest.mark.release)])
 def test_two_processes_with_two_devices_each_give_the_same_fit(tmp_path, x64, tolerance):
     port, script = free_port(), HERE / "on_devices.py"
@@ -111,7 +112,7 @@ def fit_command(folder, *more):
     return ["-m", "quell", "fit", f"{folder / 'model.py'}:line", *where, *options, *more]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.release)])
 def test_when_a_process_is_killed_the_other_ends_and_one_goes_on(shards, victim):
     port, steps = free_port(), ("--steps", "100000")
@@ -122,15 +123,13 @@ def test_when_a_process_is_killed_the_other_ends_and_one_goes_on(shards, victim)
     checkpoint = shards / "out" / "checkpoint.quell"
     wait_until(lambda: checkpoint.exists() and checkpoint.stat().st_mtime_ns, changes=2)
     jobs[victim].kill()
-    killed = time.monotonic()
-    output = jobs[1 - victim].communicate(timeout=60)[0]
-    assert time.monotonic() - killed < 60
+    output = jobs[1 - victim].communicate(timeout=PATIENCE)[0]
     assert jobs[1 - victim].returncode != 0
     assert re.search(rf"(quell:|A step failed in) process {1 - victim} of 2", output), output
     assert "--resume" in output
     jobs[victim].communicate()
     alone = start(*fit_command(shards, *steps), num_devices=1)
-    printed = alone.communicate(timeout=120)[0].replace("│", " ")
+    printed = alone.communicate(timeout=PATIENCE)[0].replace("│", " ")
     assert "2 processes; now: 1" in " ".join(printed.split())
     assert alone.returncode == 2
     reached = read_contents(checkpoint)[0]["step"]
@@ -138,10 +137,10 @@ def test_when_a_process_is_killed_the_other_ends_and_one_goes_on(shards, victim)
     wait_until(lambda: checkpoint.stat().st_mtime_ns, changes=2)
     assert read_contents(checkpoint)[0]["step"] > reached, "it goes on, and does not begin anew"
     alone.terminate()
-    alone.communicate(timeout=60)
+    alone.communicate(timeout=PATIENCE)
 
 
-def wait_until(look, *, changes, seconds=120):
+def wait_until(look, *, changes, seconds=PATIENCE):
     """Wait until the value has changed this many times."""
     seen, until = {look()}, time.monotonic() + seconds
     while len(seen) <= changes:
@@ -158,10 +157,11 @@ with processes.hint_if_killed("Go on.", several=True):
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_prints_a_recovery_hint():
     for end, code in (("dies", -signal.SIGABRT), ("lives", 0)):
         job = start("-c", KILLED, end, num_devices=1)
-        output = job.communicate(timeout=60)[0]
+        output = job.communicate(timeout=PATIENCE)[0]
         assert job.returncode == code
         assert ("process 0 of 1 was killed" in output) == (end == "dies")
         assert ("Go on." in output) == (end == "dies")
@@ -389,12 +389,13 @@ def test_a_coordinator_without_a_port_is_refused(given):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_example_runs_in_two_processes(tmp_path):
     script, told = HERE.parent / "examples" / "many_hosts.py", []
     for _ in range(2):  # the second time there is a checkpoint, which only the first process reads
         port = free_port()
         jobs = [start(script, f"localhost:{port}", 2, number, num_devices=2, cwd=tmp_path) for number in range(2)]
-        first, second = (job.communicate(timeout=300)[0] for job in jobs)
+        first, second = (job.communicate(timeout=PATIENCE)[0] for job in jobs)
         assert [job.returncode for job in jobs] == [0, 0], first + second
         assert "2 processes with 4 devices" in first
         assert "2 processes" not in second

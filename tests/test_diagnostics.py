@@ -17,7 +17,8 @@ import pytest
 import quell
 import tolerances
 from exact import exact_draw, gauss_hermite
-from quell.diagnostics import advice, covariance, densities, ensembles, estimate, khat, plots, variance
+from quell.core import estimate
+from quell.diagnostics import advice, covariance, densities, ensembles, khat, plots, variance
 from quell.diagnostics.contribution import (
     Contribution,
     Contributions,
@@ -539,7 +540,11 @@ def test_advice_on_weights_khat_and_the_end():
     assert advice.advise_end(quell.Status.COMPLETED) == []
     assert _levels(
         [advice.advise_end(status)[0] for status in quell.Status if status is not quell.Status.COMPLETED]
-    ) == [{"CONVERGED": "GOOD", "DIVERGED": "ACT"}.get(s.name, "NOTE") for s in quell.Status if s.name != "COMPLETED"]
+    ) == [
+        {"CONVERGED": "GOOD", "NOT_CONVERGED": "ACT", "DIVERGED": "ACT"}.get(s.name, "NOTE")
+        for s in quell.Status
+        if s.name != "COMPLETED"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,35 @@ def test_rows_are_compared_by_their_files(arrays, tmp_path):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_integers_that_would_wrap_are_refused(tmp_path):
+    """In any block, before and after `prepare`; what was checked in double precision is checked again in single."""
+    rows = save({"x": np.array([0, 1, 2**40]), "y": np.array([0, 1, 1])}, tmp_path)
+
+    def model(rows):
+        return quell.Model(lambda z, batch: batch["y"] * z[0] + 0.0 * batch["x"], quell.NormalPrior(), rows, 1)
+
+    model(rows)
+    prepared = quell.DiskRows({name: tmp_path / f"{name}.npy" for name in "xy"}, prepare=_unchanged)
+    with jax.enable_x64(False):
+        for given in (rows, prepared):
+            with pytest.raises(ValueError, match=r"^In rows 0 to 3 of .*: `x` must .* got 1099511627776; try"):
+                model(given)
+        with pytest.raises(ValueError, match=r"`rows` must .* got 1099511627776; try"):
+            quell.gaussian_regression(_column(tmp_path / "x.npy"), rows["y"])
+
+
+def _unchanged(rows):
+    return rows
+
+
+def _column(path):
+    return quell.DiskRows(path, prepare=_as_column)
+
+
+def _as_column(x):
+    return x[:, None]
+
+
 def test_what_is_no_source_of_rows_is_refused(arrays, tmp_path, rows):
     def refused(match, write, error=ValueError):
         path = tmp_path / "bad.npy"
@@ -228,3 +257,38 @@ def test_memory_stays_within_what_was_stated(tmp_path):
     assert total == 256
     assert size == 2**30
     assert grown < 2**27
+
+
+HEADERS = {
+    "shape of texts": "{'descr': '<f8', 'fortran_order': False, 'shape': ('a',), }",
+    "negative shape": "{'descr': '<f8', 'fortran_order': False, 'shape': (-4, 2), }",
+    "huge shape": "{'descr': '<f8', 'fortran_order': False, 'shape': (10**30, 2), }",
+    "huge number": f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({10**30}, 2), }}",
+    "no dtype": "{'descr': 'f99', 'fortran_order': False, 'shape': (4, 2), }",
+    "cut off": "{'descr': '<f8', 'fortran_order': False, 'shape': (4, 2",
+    "a list": "[1, 2]",
+    "nested": "(" * 3000,
+}
+
+
+@pytest.mark.parametrize("what", HEADERS)
+def test_a_damaged_header_is_one_line(what, tmp_path):
+    path, text = tmp_path / "x.npy", HEADERS[what].encode()
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(64))
+    with pytest.raises(ValueError, match=r"x\.npy must be a complete \.npy file of numbers \(.*\); write it") as error:
+        quell.DiskRows(path)
+    assert "\n" not in str(error.value)
+
+
+def test_no_flipped_bit_of_a_header_gives_another_error(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((4, 2)))
+    whole = path.read_bytes()
+    for place, bit in itertools.product(range(128), (0, 3, 6)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << bit
+        path.write_bytes(changed)
+        try:
+            quell.DiskRows(path)
+        except ValueError as error:
+            assert "x.npy must " in str(error)  # noqa: PT017 some changes are valid headers

@@ -291,11 +291,12 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def test_every_formula_in_a_docstring_can_be_shown(hooks):
+def test_every_formula_can_be_shown(hooks):
     nodes = [node for file in sorted(PACKAGE.rglob("*.py")) for node in ast.walk(ast.parse(_text(file)))]
     docstrings = [node.value.value for node in nodes if isinstance(node, ast.Expr) and _is_text(node.value)]
-    formulas = [formula for text in docstrings for formula in re.findall(r"\\\((.+?)\\\)", text, re.DOTALL)]
-    assert len(formulas) > 100
+    texts = [*docstrings, *map(_text, PAGES)]
+    formulas = [formula for text in texts for formula in re.findall(r"\\\((.+?)\\\)", text, re.DOTALL)]
+    assert len(formulas) > 200
     for formula in formulas:
         shown = hooks.formula_html(formula)
         assert "\\" not in shown
@@ -360,9 +361,7 @@ def _capped(function, count, **fixed):
 
 def marks_of(path):
     """Pages take long; those that few read first are left to a release."""
-    if path == README:
-        return []
-    return [pytest.mark.release if path.parent.name == "gallery" or path.stem == "literature" else pytest.mark.slow]
+    return [pytest.mark.slow if path.stem in ("README", "numpyro", "exact") else pytest.mark.release]
 
 
 # Of a fit with few steps the last thousand are few, and some are none
@@ -412,6 +411,7 @@ def test_the_laws_hold_for_the_approximation_of_the_page(newcomers, monkeypatch)
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_laws_hold_for_the_family_of_the_page(newcomers, monkeypatch):
     family = newcomers.SinhArcsinh(2)
     pairs = {"loc": (0.3, -0.2), "log_scale": (-0.5, -0.7), "skew": (-0.2, 0.3), "log_tail": (0.1, -0.1)}
@@ -433,6 +433,7 @@ def test_the_laws_hold_for_the_family_of_the_page(newcomers, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_laws_hold_for_the_model_of_the_page(newcomers, monkeypatch):
     games = {"winner": jnp.array([0, 0, 1, 0, 1]), "loser": jnp.array([1, 1, 0, 1, 0])}
     monkeypatch.setitem(catalogue.MODELS, "a model", newcomers.Matches(games, quell.NormalPrior(), 2))

@@ -69,6 +69,70 @@ DATA = {
     "no data": (lambda: _function(None), "data", "[]"),
 }
 
+DATES = np.arange("2020-01-01", "2020-01-05", dtype="datetime64[D]")
+MASKED = np.ma.masked_equal(FEATURES, 2.0)
+SWALLOWED = {
+    "masked features": (lambda: logistic(MASKED, LABELS), "features", "1 of 8; drop"),
+    "masked targets": (lambda: gaussian(FEATURES, np.ma.masked_less(LABELS, 1)), "targets", "2 of 4; drop"),
+    "masked labels": (lambda: logistic(FEATURES, np.ma.masked_less(LABELS, 1)), "labels", "2 of 4; drop"),
+    "masked counts": (lambda: poisson(FEATURES, np.ma.masked_less(LABELS, 1)), "counts", "2 of 4; drop"),
+    "masked data": (lambda: _function({"x": MASKED}), "data", "1 of 8; drop"),
+    "complex features": (lambda: logistic(FEATURES + 1j, LABELS), "features", "dtype complex128; pass `x.real`"),
+    "complex targets": (lambda: gaussian(FEATURES, jnp.ones(4) * 1j), "targets", "dtype complex128"),
+    "complex labels": (lambda: logistic(FEATURES, np.ones(4) * 1j), "labels", "dtype complex128"),
+    "complex data": (lambda: _function(FEATURES * 1j), "data", "dtype complex128"),
+    "dates as targets": (lambda: gaussian(FEATURES, DATES), "targets", "dtype datetime64[D]; try"),
+    "durations as counts": (lambda: poisson(FEATURES, DATES - DATES[0]), "counts", "dtype timedelta64[D]"),
+    "dates as data": (lambda: _function(DATES), "data", "dtype datetime64[D]"),
+    "features as text": (
+        lambda: logistic([["1.5"], ["2"], ["3"], ["4"]], LABELS),
+        "features",
+        "['1.5', '2', '3', '4']",
+    ),
+    "bytes": (lambda: gaussian(FEATURES, np.array([b"1", b"2", b"3", b"4"])), "targets", "[b'1', b'2', b'3', b'4']"),
+    "words as data": (lambda: _function(np.array(["a", "b"])), "data", "['a', 'b'] of dtype <U1"),
+    "a list of words": (lambda: _function(["a", "b"]), "data", "['a'] of dtype <U1"),
+    "objects": (lambda: gaussian(FEATURES, [1.0, None, 2.0, 3.0]), "targets", "[1.0, None, 2.0, 3.0] of dtype object"),
+    "ragged features": (
+        lambda: logistic([[1.0, 2.0], [3.0], [1.0, 1.0]], LABELS[:3]),
+        "features",
+        "2 entries in row 0",
+    ),
+    "ragged targets": (
+        lambda: gaussian(FEATURES, [1.0, [2.0, 3.0], 1.0, 1.0]),
+        "targets",
+        "1 entries in row 0 and 2 in",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "name", "given"), SWALLOWED.values(), ids=SWALLOWED)
+def test_what_jax_would_swallow_is_refused(make, name, given):
+    with pytest.raises(ValueError, match=rf"^`{name}` must .* got {re.escape(given)}"):
+        make()
+
+
+@pytest.mark.parametrize(("wide", "dtype"), [(2**40, np.int64), (-(2**31) - 1, np.int64), (2**63, np.uint64)])
+def test_integers_that_would_wrap_are_refused(wide, dtype):
+    data = np.array([0, 1, wide], dtype)
+    with jax.enable_x64(False):
+        with pytest.raises(ValueError, match=rf"^`data` must .* 32 bits .* got {wide}; try `x.astype\('float32'\)`"):
+            quell.Model(lambda z, x: x * z[0], quell.NormalPrior(), data, 1)
+        assert quell.gaussian_regression(data[:, None], data).data.targets[2] == np.float32(wide), "as floats they fit"
+        fits = quell.Model(lambda z, x: x * z[0], quell.NormalPrior(), np.array([2**31 - 1, -(2**31)]), 1)
+    assert fits.data.tolist() == [2**31 - 1, -(2**31)]
+    assert int(quell.Model(lambda z, x: x * z[0], quell.NormalPrior(), data, 1).data[2]) == wide
+
+
+def test_numbers_in_another_dress_are_taken():
+    """Masks that hide nothing, numbers among objects, and the byte order of another machine."""
+    labels = np.array([0, True, np.int64(1), 0.0], object)
+    model = logistic(np.ma.masked_equal(FEATURES, 7.0), labels)
+    np.testing.assert_array_equal(model.data.features, MODEL.data.features)
+    np.testing.assert_array_equal(_function(FEATURES.astype(">f8")).data, FEATURES)
+    assert _function(labels).data.tolist() == [0, 1, 1, 0]
+
+
 OPTIONS = {
     "noise of zero": (lambda: gaussian(FEATURES, LABELS, noise=0.0), "noise", "0.0"),
     "prior without scale": (lambda: quell.NormalPrior(scale=0.0), "scale", "0.0"),

@@ -98,6 +98,7 @@ def test_on_a_quadratic_the_two_together_have_lower_variance_than_each(name):
 
 
 @pytest.mark.parametrize("num", [1, 3])
+@pytest.mark.release
 def test_of_a_quadratic_bonnet_and_price_leave_no_noise(num):
     evaluation = at_random("gaussian", "full-rank", num, None)
     for term in (DATA, quell.Prior(), quell.Variational()):
@@ -109,6 +110,7 @@ def test_of_a_quadratic_bonnet_and_price_leave_no_noise(num):
 # The mirrored transport
 
 
+@pytest.mark.release
 def test_half_of_the_mirrored_variate_is_antithetic_sampling():
     here = at_random("logistic", "full-rank", 4, 2)
     both = quell.Draw(jnp.concatenate([here.draw.noise, -here.draw.noise]), jnp.tile(here.draw.index, (2, 1)))

@@ -23,6 +23,7 @@ def load(name):
     return module
 
 
+@pytest.mark.release
 def test_three_bernoullis(tmp_path, capsys):
     example = load("three_bernoullis")
     ensembles = example.make_ensembles()
@@ -62,6 +63,7 @@ def test_belief_net(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
+@pytest.mark.release
 def test_the_implicit_path_has_lower_variance_than_the_score(tmp_path, capsys):
     example = load("gamma_poisson")
     gradients = example.make_gradients(quell.Problem(example.make_model(), example.FAMILY))

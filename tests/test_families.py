@@ -177,7 +177,13 @@ def test_a_product_offers_what_all_of_its_blocks_offer():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gamma", "beta", "low-rank", "blocks", "mixed blocks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gamma",
+        *(pytest.param(one, marks=pytest.mark.release) for one in ("beta", "low-rank", "blocks", "mixed blocks")),
+    ],
+)
 def test_a_fit_with_its_default_base_gradient_runs(name, key):
     model = next(model for model, family, _ in catalogue.CASES.values() if family == name)
     model, family = catalogue.MODELS[model], catalogue.FAMILIES[name].family

@@ -211,6 +211,7 @@ def test_a_nan_in_any_part_drops_only_its_own_variate(where, left, right, rule, 
 # Results
 
 
+@pytest.mark.slow
 def test_results_name_their_leaves(key, tmp_path):
     rule = quell.Rule(by_leaf=True)
     result = quell.fit(MODELS["logistic"], quell.MeanField(2), variates=FEW[:2], rule=rule, steps=30, key=key)

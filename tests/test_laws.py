@@ -32,15 +32,19 @@ CORE = (
     "waves in two, bernoulli, minibatch of 1",
     "waves in three, mixed blocks, all data",
 )
-"""One case for each way in which a family's expectations and inner products are taken; the others are slow tests."""
+"""One case for each way in which a family's expectations and inner products are taken."""
 
-
-FEW = (CORE[0], CORE[3], CORE[5], CORE[6])
+FEW = (CORE[6],)
 """Those of the most expensive law."""
 
+SOME = (CORE[0], CORE[3], CORE[6])
+"""One with a factored gradient, one of a black box, one that is discrete."""
 
-def core_first(names, core=CORE):
-    return [name if name in core else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+def some_first(names, some=SOME, core=CORE):
+    """Some cases always, the others of the core as long tests, and the rest before a release."""
+    later = {name: pytest.mark.slow if name in core else pytest.mark.release for name in names if name not in some}
+    return [pytest.param(name, marks=later[name]) if name in later else name for name in names]
 
 
 def check_unbiased(case, pairs):
@@ -63,7 +67,7 @@ def check_unbiased(case, pairs):
             raise AssertionError(f"{estimator.name} of {name} is biased: {error}") from None
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_first(CASES))
 def test_estimators_are_unbiased(name):
     """Every estimator of every term: any difference of two has mean zero."""
     pairs = CASES[name].plain_pairs()
@@ -71,7 +75,7 @@ def test_estimators_are_unbiased(name):
     check_unbiased(CASES[name], pairs)
 
 
-@pytest.mark.parametrize("name", core_first(CORE, FEW))
+@pytest.mark.parametrize("name", some_first(CORE, FEW, ()))
 def test_estimators_of_approximated_terms_are_unbiased(name):
     """The basic ones; `test_every_estimator_of_every_approximated_term_is_unbiased` has all."""
     check_unbiased(CASES[name], CASES[name].approximated_pairs())
@@ -110,7 +114,7 @@ def test_a_planted_bias_is_caught(name):
         check_unbiased(CASES[name], [("data", quell.Data(), Biased())])
 
 
-@pytest.mark.parametrize("name", core_first(CASES))
+@pytest.mark.parametrize("name", some_first(CASES))
 def test_variates_have_mean_zero(name):
     """Those of the paper and of the literature, and the defaults, after two steps; leave-one-out has its own law."""
     case = CASES[name]
@@ -131,7 +135,8 @@ def test_variates_have_mean_zero(name):
         all_close(mean, jax.tree.map(jnp.zeros_like, mean), EXPECTATION)
 
 
-@pytest.mark.parametrize(("name", "replace"), [(name, replace) for name in CASES for replace in (True, False)][::2])
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("name", some_first(CASES))
 def test_the_default_base_gradient_is_unbiased(name, replace):
     case = CASES[name]
     problem, entry = case.problem, case.entry
@@ -316,7 +321,7 @@ def one_of_each_form(name):
     return list(forms.values())
 
 
-@pytest.mark.parametrize("name", core_first(CASES))
+@pytest.mark.parametrize("name", some_first(CASES))
 def test_factored_equals_dense(name):
     """Pull-backs, inner products, those by leaf and those of averages."""
     problem, params, draw = sampled(name)
@@ -341,7 +346,7 @@ def test_factored_equals_dense(name):
     all_close(*both_ways(params), EXACT)
 
 
-@pytest.mark.parametrize("name", core_first(name for name in CASES if "minibatch" in name))
+@pytest.mark.parametrize("name", some_first([name for name in CASES if "minibatch" in name], core=()))
 def test_a_shared_minibatch_is_the_same_minibatch_for_each_replicate(name):
     problem, params, draw = sampled(name)
     pairs = one_of_each_form(name)
@@ -359,6 +364,7 @@ def test_a_shared_minibatch_is_the_same_minibatch_for_each_replicate(name):
 
 
 @pytest.mark.parametrize("name", ["mean-field", "mean-field raw", "full-rank", "full-rank raw"])
+@pytest.mark.slow
 def test_whitened_inner_products_are_those_of_the_geometry(name):
     """The natural metric of factored gradients is the one that natural-gradient steps take."""
     case = next(case for case in CASES.values() if catalogue.CASES[case.name][1] == name)
@@ -415,9 +421,6 @@ RULES = (
 )
 """How each of them learns its weights."""
 
-SIMILAR = (", beta,", ", categorical,", ", blocks,")
-"""Families whose operations are those of gamma, bernoulli and mixed blocks, one by one."""
-
 
 @functools.cache
 def step(name):
@@ -437,7 +440,7 @@ def step(name):
     return gradient, update, traces
 
 
-@pytest.mark.parametrize("name", core_first(STEPS))
+@pytest.mark.parametrize("name", some_first(STEPS, core=()))
 def test_a_step_does_not_compile_twice_and_keeps_the_shapes_of_its_state(name, key):
     gradient, update, traces = step(name)
     params = CASES[name].entry.params
@@ -451,7 +454,7 @@ def test_a_step_does_not_compile_twice_and_keeps_the_shapes_of_its_state(name, k
     assert len(traces) == 1
 
 
-@pytest.mark.parametrize("name", [name for name in STEPS if not any(kind in name for kind in SIMILAR)])
+@pytest.mark.parametrize("name", some_first(STEPS, SOME[::2], ()))
 def test_jit_equals_eager(name):
     """The base gradient and one variate; each is traced through the same code."""
     gradient = step(name)[0]
@@ -466,7 +469,7 @@ def test_jit_equals_eager(name):
     all_close(jax.jit(run)(params), run(params), EXACT)
 
 
-@pytest.mark.parametrize("name", core_first(STEPS))
+@pytest.mark.parametrize("name", some_first(STEPS, core=()))
 def test_vmap_equals_loop(name, key):
     """Several runs side by side, at different steps, do what each does alone."""
     gradient, update, _ = step(name)
@@ -479,7 +482,7 @@ def test_vmap_equals_loop(name, key):
     all_close(together, jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone), EXACT)
 
 
-@pytest.mark.parametrize("name", core_first(STEPS))
+@pytest.mark.parametrize("name", some_first(STEPS, core=()))
 def test_float32_is_near_float64(name, key):
     gradient = step(name)[0]
     params = CASES[name].entry.params
@@ -504,7 +507,7 @@ def _is_float(x) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-@pytest.mark.parametrize("name", core_first(name for name in STEPS if "mixed" not in name))
+@pytest.mark.parametrize("name", some_first([name for name in STEPS if "mixed" not in name], core=()))
 def test_exact_weights_never_increase_the_exact_variance(name):
     gradient = step(name)[0]
     case, entry = CASES[name], CASES[name].entry

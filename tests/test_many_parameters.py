@@ -183,7 +183,7 @@ def test_a_family_that_is_a_matrix_affords_matrices():
     assert variate.refuses(quell.Problem(counts(dim), quell.MeanField(dim))) is not None
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_the_catalogue_leaves_out_what_is_not_affordable():
     def small(model, family, **options):
         return {entry.name for entry in quell.catalogue(model, family, **options).valid}
@@ -217,13 +217,14 @@ def test_the_command_line_refuses_sizes_that_no_family_has(arguments, words):
     assert re.search(words, " ".join(out.output.replace("│", " ").split()))
 
 
+@pytest.mark.slow
 def test_a_trust_region_grows_with_the_coordinates(key):
     """As many steps for a hundred thousand coordinates as for ten: without that it would be hundreds."""
     steps = [len(quell.fit(logistic(d), quell.MeanField(d), key=key, progress=False).history.elbo) for d in (10, DIM)]
     assert steps[1] <= steps[0] + 5
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("case", ["logistic-auto", pytest.param("low-rank-named", marks=pytest.mark.release)])
 def test_the_benchmark_runs_in_a_few_vectors_per_replicate(case):
     file = Path(__file__).parent.parent / "experiments" / "bench" / "studies" / "many_parameters.py"

@@ -14,6 +14,7 @@ import quell
 import tolerances
 from exact import expected_value
 from quell.models import row_sum
+from quell.models.check import check_rows
 from quell.models.linear_data import LinearData
 from quell.models.quadratic import (
     DenseCurvature,
@@ -317,6 +318,69 @@ BROKEN = {
 def test_a_broken_model_gets_its_own_explanation(model, message):
     with pytest.raises(quell.ModelError, match=r"(?s)^Model check failed: .*" + message):
         quell.check_model(model)
+
+
+def _normal(z, x):
+    return -0.5 * (x[:, 1] - z[0]) ** 2 - 0.5 * (x[:, 0] * z[1]) ** 2
+
+
+def _overflowing(z, x):
+    return jnp.log(z[0]) + jnp.where(x[:, 0] > 0, -jnp.inf, _normal(z, x))
+
+
+ROWS = np.random.default_rng(3).normal(size=(50, 2))
+COUPLED = {
+    "sum in every row": lambda z, x: jnp.full(x.shape[0], jnp.sum(_normal(z, x))),
+    "mean in every row": lambda z, x: jnp.full(x.shape[0], jnp.mean(_normal(z, x))),
+    "share of the batch": lambda z, x: _normal(z, x) / x.shape[0],
+    "centred by the batch": lambda z, x: _normal(z, x - x.mean(axis=0)),
+    "minus the last row": lambda z, x: _normal(z, x - x[-1]),
+    "minus the first row": lambda z, x: _normal(z, x - x[0]),
+    "over the maximum": lambda z, x: _normal(z, x / x.max(axis=0)),
+    "finite for positive latents only": lambda z, x: jnp.log(z[0]) + jnp.full(x.shape[0], jnp.sum(_normal(z, x))),
+}
+SOUND = {
+    "independent": _normal,
+    "large features": lambda z, x: _normal(z, 1e6 * x),
+    "cancelling": lambda z, x: -((1e6 * (x @ z) - 1e6 * (x @ z[::-1])) ** 2) * 1e-12 + jnp.tanh(1e3 * (x @ z)),
+    "far from zero": lambda z, x: _normal(z, 1e4 + x),
+    "constant": lambda z, x: jnp.zeros(x.shape[0]),
+    "nowhere finite": lambda z, x: jnp.nan * _normal(z, x),
+    "finite in part": _overflowing,
+    "batched products": lambda z, x: jax.nn.log_softmax(x @ jnp.outer(z, 1e3 * z))[:, 0],
+}
+
+
+@pytest.mark.parametrize("is_single", [False, True], ids=["double", "single"])
+@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("num", [50, 2])
+def test_rows_that_are_no_rows_are_refused_by_fit(name, is_single, num, key):
+    with jax.enable_x64(not is_single):
+        model = quell.Model(COUPLED[name], PRIOR, ROWS[:num], 2)
+        with pytest.raises(
+            quell.ModelError, match=r"(?s)must not depend on .* got \[.*\] among other rows and \[.* alone"
+        ):
+            quell.fit(model, quell.MeanField(2), key=key)
+
+
+@pytest.mark.parametrize("is_single", [False, True], ids=["double", "single"])
+@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("num", [50, 5, 1])
+def test_rows_that_are_rows_are_never_refused(name, is_single, num):
+    with jax.enable_x64(not is_single):
+        check_rows(quell.Model(SOUND[name], PRIOR, ROWS[:num], 2))
+
+
+def test_rows_on_disk_are_compared_too(tmp_path):
+    np.save(tmp_path / "x.npy", ROWS)
+    rows = quell.DiskRows(tmp_path / "x.npy", prepare=_doubled)
+    check_rows(quell.Model(_normal, PRIOR, rows, 2))
+    with pytest.raises(quell.ModelError, match="must not depend"):
+        check_rows(quell.Model(COUPLED["sum in every row"], PRIOR, rows, 2))
+
+
+def _doubled(x):
+    return 2.0 * x
 
 
 @pytest.mark.usefixtures("unchecked")

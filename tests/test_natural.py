@@ -60,6 +60,7 @@ def divergence(family, one, two):
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.slow
 def test_direction_is_the_inverse_fisher_times_the_gradient(name):
     family, exact = GEOMETRIES[name]
     geometry = exact or family.geometry

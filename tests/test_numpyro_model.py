@@ -19,7 +19,7 @@ from numpyro.infer.util import log_density
 import quell
 from numpyro_models import CASES, CENTRED, LOGISTIC, SCHOOLS, SIGMA, SUBSAMPLED, student_t
 from quell.adapters.numpyro.structure import Access
-from tolerances import EXACT, STANDARD_ERRORS
+from tolerances import EXACT, SINGLE, STANDARD_ERRORS
 
 ALL = CASES | {"logistic": LOGISTIC, "subsampled": SUBSAMPLED, "centred schools": CENTRED}
 
@@ -81,6 +81,37 @@ def test_a_minibatch_is_taken_in_the_cheapest_way_that_is_right():
     assert quell.from_numpyro(standardised, x, x).access is Access.GATHERED, "the model needs all rows"
 
 
+WHOLE_COLUMN = {
+    "minus the last": lambda t: t - t[-1],
+    "minus the first": lambda t: t - t[0],
+    "centred": lambda t: t - t.mean(),
+    "over the maximum": lambda t: t / t.max(),
+    "summed up": jnp.cumsum,
+    "before": lambda t: jnp.concatenate([jnp.zeros(1), t[:-1]]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE_COLUMN)
+@pytest.mark.parametrize("is_single", [False, True], ids=["double", "single"])
+def test_a_model_that_computes_with_a_whole_column_is_not_sliced(name, is_single):
+    """The log-likelihood of a minibatch is that of its rows among all, whatever the model does with the column."""
+
+    def model(t, y):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", t.shape[0]):
+            numpyro.sample("y", dist.Normal(slope * WHOLE_COLUMN[name](t), 1.0), obs=y)
+
+    with jax.enable_x64(not is_single):
+        t = jnp.arange(1.0, 41.0)
+        ours = quell.from_numpyro(model, t, jnp.sin(t))
+        assert ours.access is Access.GATHERED
+        z, index = jnp.ones(1), jnp.array([7, 30, 2])
+        batch = jax.tree.map(lambda rows: rows[index], ours.data)
+        expected = dist.Normal(WHOLE_COLUMN[name](t), 1.0).log_prob(jnp.sin(t))[index]
+        np.testing.assert_allclose(ours.log_likelihood(z, batch), expected, **SINGLE)
+
+
+@pytest.mark.slow
 def test_the_closed_form_of_a_normal_prior_is_found_and_only_then():
     model = make(LOGISTIC)
     quadratic = model.prior.quadratic(jnp.zeros(model.dim))
@@ -91,6 +122,7 @@ def test_the_closed_form_of_a_normal_prior_is_found_and_only_then():
         assert other.prior.quadratic(jnp.zeros(other.dim)) is None
 
 
+@pytest.mark.slow
 def test_samples_come_back_in_their_supports_under_their_names():
     model = make(CASES["network"])
     result = quell.fit(model, quell.MeanField(model.dim), steps=2, key=jax.random.key(0))
@@ -124,6 +156,7 @@ def test_several_plates_of_which_one_is_subsampled():
     assert (other.structure.plate, other.num_data) == ("outer", 3)
 
 
+@pytest.mark.slow
 def test_a_plateless_factor_and_constrained_shapes():
     def model(count):
         weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(count)))
@@ -153,7 +186,7 @@ def test_a_scan_is_understood():
     assert quell.from_numpyro(model, jnp.arange(4.0)).dim == 5
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     "name", [name if name == "varying intercepts" else pytest.param(name, marks=pytest.mark.release) for name in CASES]
 )
@@ -256,6 +289,16 @@ def test_what_cannot_be_fitted_is_refused_with_a_remedy(model, text):
 def test_missing_values_are_refused_by_name():
     with pytest.raises(quell.ModelError, match=r"site 'y' .*, got -?(nan|inf) at element \(2,\)"):
         quell.from_numpyro(student_t, jnp.ones((4, 2)), y=jnp.array([0.0, 1.0, jnp.nan, 2.0]))
+
+
+def test_arrays_that_jax_would_swallow_are_refused_by_name():
+    x, y = np.ones((4, 2)), np.arange(4.0)
+    with pytest.raises(ValueError, match=r"^`y` must have no masked entries, got 1 of 4; drop"):
+        quell.from_numpyro(student_t, x, y=np.ma.masked_equal(y, 2.0))
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"^`args\[0\]` must .* 32 bits .* got 1099511627776;"):
+        quell.from_numpyro(student_t, np.full((4, 2), 2**40), y=y)
+    with pytest.raises(ValueError, match=r"^`y` must hold numbers, got \['a', 'a', 'a', 'a'\]"):
+        quell.from_numpyro(student_t, x, y=np.full(4, "a"))
 
 
 def test_a_model_that_reads_its_arrays_in_python_is_told_to_take_numbers():

@@ -134,6 +134,7 @@ def test_a_sketch_takes_the_diagonal_exactly_where_there_is_nothing_else(key):
 # The anchor and its refreshes
 
 
+@pytest.mark.slow
 def test_a_refresh_happens_at_multiples_only_and_holds_all_data():
     problem, start = catalogue.problem("function", "full-rank"), FAMILIES["full-rank"].params
     variate = quell.ControlVariate(joint(), RP, CF_ALL, approximation=DENSE)

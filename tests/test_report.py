@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import quell
-from quell.diagnostics import estimate, khat, report, summarise, variance
+from quell.core import estimate
+from quell.diagnostics import khat, report, summarise, variance
 from quell.diagnostics.advice import Advice, Level
 from quell.diagnostics.contribution import Contribution, Contributions, Dispensable
 from quell.diagnostics.page import report_template
@@ -138,7 +139,7 @@ def test_the_page_tells_what_was_measured(fitted, real):
         "completed",
         "60 steps in",
         repr(fitted.elbo(key)).replace("-", "−"),
-        f"{fitted.khat(key).value:.2f}".replace("-", "−"),
+        f"{fitted.khat(key, 1000).value:.2f}".replace("-", "−"),
         f"{fitted.summary(key).as_dict()['<b>many</b>[0]']['mean']:.3g}".replace("-", "−"),
         "Sampler(num_replicates=2, batch_size=3)",
         f"quell {quell.__version__}",
@@ -193,6 +194,7 @@ def test_a_fit_whose_gradient_is_exact(folder, exact):
         assert absent not in text
 
 
+@pytest.mark.slow
 def test_the_choice_and_its_variates_are_shown(folder, exact):
     gradient = quell.Gradient(exact.problem, quell.paper.variates("c7"), sampler=quell.Sampler(2))
     params = gradient.problem.family.init()
@@ -207,6 +209,7 @@ def test_the_choice_and_its_variates_are_shown(folder, exact):
     assert "c7" in _Parsed(written[variates_at:variance_at]).text
 
 
+@pytest.mark.slow
 def test_a_fit_of_a_product_with_discrete_blocks(folder):
     family = quell.Product({"weight": quell.MeanField(1), "switch": quell.Bernoulli(1)})
     model = quell.Model(lambda z, x: -((x - z[0] * z[1]) ** 2), lambda z: -0.5 * z @ z, jnp.arange(3.0), 2)
@@ -239,6 +242,7 @@ def test_skipped_steps_and_dropped_variates_are_told(fitted):
     assert found[0].level is Level.ACT
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_leaves_the_old_one(folder, fitted):
     class Unspeakable(quell.Model):
         def constrain(self, z):
@@ -273,8 +277,8 @@ def test_what_is_no_key_is_refused(folder, fitted):
 # The browser
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["real", "crowded"])
 def test_the_page_in_a_browser(request, browser, name, width, scheme):
     path = request.getfixturevalue(name)

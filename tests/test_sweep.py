@@ -65,11 +65,11 @@ def _natural(rate):
 @pytest.mark.parametrize(
     ("optimizer", "subset", "num_checked"),
     [
-        (optax.adam, "none", 1),
-        pytest.param(optax.adam, "c1+c7", 2, marks=pytest.mark.slow),
-        pytest.param(_falling, "none", 2, marks=pytest.mark.slow),
-        pytest.param(_injected, "none", 2, marks=pytest.mark.slow),  # its state holds the rate
-        pytest.param(_natural, "default", 2, marks=pytest.mark.slow),  # with another default sampler and rule
+        pytest.param(optax.adam, "none", 1, marks=pytest.mark.slow),
+        pytest.param(optax.adam, "c1+c7", 2, marks=pytest.mark.release),
+        pytest.param(_falling, "none", 2, marks=pytest.mark.release),
+        pytest.param(_injected, "none", 2, marks=pytest.mark.release),  # its state holds the rate
+        pytest.param(_natural, "default", 2, marks=pytest.mark.release),  # with another default sampler and rule
     ],
 )
 def test_each_fit_is_the_single_fit_at_its_rate_and_seed(key, optimizer, subset, num_checked):
@@ -454,13 +454,13 @@ def _start(*words, devices):
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize(
     "devices", [pytest.param(2, marks=pytest.mark.release), 4]
 )  # 6 fits: 3 each, and 2 each with two that fill up
 def test_fits_are_spread_over_devices_with_the_same_numbers(key, tmp_path, devices):
     process = _start(tmp_path, devices=devices)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=tolerances.PATIENCE)
     assert process.returncode == 0, output
     found = (tmp_path / "0.txt").read_text().rsplit(" ", 1)
     assert int(found[1]) == devices
@@ -474,7 +474,7 @@ def test_subsets_are_spread_over_processes_and_all_have_the_table(key, tmp_path)
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     processes = [_start(tmp_path, address, number, devices=2) for number in range(2)]
-    outputs = [process.communicate(timeout=300)[0] for process in processes]
+    outputs = [process.communicate(timeout=tolerances.PATIENCE)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     tables = [(tmp_path / f"{number}.txt").read_text() for number in range(2)]
     assert tables[0] == tables[1]

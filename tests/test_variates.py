@@ -33,6 +33,7 @@ def found():
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_well_over_fifty_are_valid_and_the_papers_seven_are_among_them(found):
     names = [entry.name for entry in found.valid]
     assert len(names) == len(set(names))
@@ -82,7 +83,7 @@ def test_redundant_ones_are_linear_combinations_and_the_others_are_not(found):
     np.testing.assert_allclose(basis.T @ fitted, others.T, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_likelihood_that_is_undefined_in_places_and_two_data_are_no_reason_to_call_a_variate_redundant():
     model = quell.Model(lambda z, x: x * jnp.log(z[0]), lambda z: -(z[0] ** 2), jnp.array([0.5, 2.0]), 1)
     found = quell.catalogue(model, quell.MeanField(1, init_scale=1.0))
@@ -127,6 +128,7 @@ def test_all_of_them_at_once_are_as_quiet_as_the_best_single_one():
 # The literature
 
 
+@pytest.mark.release
 def test_the_landing_is_stuck_with_all_other_variates_around():
     """At the exact posterior the gradient's variance goes to zero, and the others do not disturb it."""
     model = catalogue.MODELS["gaussian"]

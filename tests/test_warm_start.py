@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import quell
-from quell.fit import convergence, defaults, method, warm_start
+from quell.fit import defaults, method, warm_start
 from quell.fit.defaults import WARM_UP_STEPS, default_optimizer
 from quell.fit.method import EXACT as EXACT_BASE
 from quell.fit.plan import FitPlan
@@ -43,7 +43,7 @@ def isotropic(family, mean, scale):
 def exact_algorithm(model, family):
     problem = quell.Problem(model, family)
     gradient = quell.Gradient(problem, base=EXACT_BASE, rule=quell.Rule(metric="natural"))
-    return quell.Algorithm(gradient, default_optimizer(problem, 100, "exact"))
+    return quell.Algorithm(gradient, default_optimizer(problem, 100, exact=True))
 
 
 def plan_of(model, family, key=None, **options):
@@ -71,6 +71,7 @@ def test_rows_are_as_many_as_a_problem_needs(many, monkeypatch):
 
 
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
+@pytest.mark.release
 def test_the_gradient_of_a_warm_start_is_exact_for_its_rows(many, family):
     model = logistic()
     algorithm = exact_algorithm(model, family)
@@ -88,15 +89,16 @@ def test_the_gradient_of_a_warm_start_is_exact_for_its_rows(many, family):
         np.testing.assert_allclose(-NUM * one, other, **EXACT)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("make", [logistic, poisson])
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_a_warm_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make, family):
     model = make()
-    monkeypatch.setattr(convergence, "LEAST_GAIN", 1e-14)
-    plain = quell.fit(model, family, steps=50, key=jax.random.key(0))
+    natural = default_optimizer(quell.Problem(model, family), 50, exact=True)
+    options = {"optimizer": natural, "steps": 50, "tolerance": 1e-13, "key": jax.random.key(0)}
+    plain = quell.fit(model, family, **options)
     monkeypatch.setattr(warm_start, "LEAST_NUMBERS", 10_000)
-    result = quell.fit(model, family, steps=50, key=jax.random.key(0))
+    result = quell.fit(model, family, **options)
     assert plain.status is result.status is quell.Status.CONVERGED
     for one, other in zip(result.params, plain.params, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
@@ -108,6 +110,7 @@ def test_a_warm_start_saves_passes_and_ends_at_the_same_point(monkeypatch, make,
     assert np.sum(gain[0] > 1e-3) <= np.sum(gain[1] > 1e-3) - 2
 
 
+@pytest.mark.release
 def test_parameters_that_are_good_already_stay(many):
     model, family = logistic(), quell.FullRank(DIM)
     best = quell.fit(model, family, key=jax.random.key(0)).params
@@ -134,6 +137,7 @@ def test_a_warm_start_that_leaves_the_finite_numbers_ends_before(many, mean):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.release
 def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
     model, family = logistic(), quell.FullRank(DIM)
     algorithm = exact_algorithm(model, family)
@@ -151,7 +155,7 @@ def test_the_rows_are_those_of_the_fits_key(many, monkeypatch):
         np.testing.assert_allclose(one, other, **RUNS)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_several_fits_begin_as_one_does(many):
     model, family, key = logistic(), quell.FullRank(DIM), jax.random.key(0)
     several = quell.fit_many(model, family, num_fits=2, steps=2, key=key)
@@ -163,31 +167,33 @@ def test_several_fits_begin_as_one_does(many):
     assert several[0].history.combined_sq_norm[0] != several[1].history.combined_sq_norm[0]  # rows of their own
 
 
+@pytest.mark.release
 def test_a_resumed_fit_has_the_same_bits(many, monkeypatch, tmp_path):
     """A fit begins once: a second warm start would move its parameters."""
     model, family, key = logistic(), quell.FullRank(DIM), jax.random.key(0)
-    monkeypatch.setattr(convergence, "LEAST_GAIN", 1e-14)
-    once = quell.fit(model, family, key=key)
+    once = quell.fit(model, family, key=key, tolerance=1e-13)
     path = tmp_path / "fit.quell"
-    stopped = quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path), callback=lambda told: told.step == 1)
+    stopped = quell.fit(
+        model, family, key=key, tolerance=1e-13, checkpoint=quell.Checkpoint(path), callback=lambda told: told.step == 1
+    )
     assert stopped.status is quell.Status.STOPPED
-    again = quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path, resume=True))
+    again = quell.fit(model, family, key=key, tolerance=1e-13, checkpoint=quell.Checkpoint(path, resume=True))
     assert again.history.num_steps == once.history.num_steps > 2
     for one, other in zip(again.params, once.params, strict=True):
         np.testing.assert_array_equal(one, other)
     monkeypatch.setattr(warm_start, "SHARE", 16)
     with pytest.raises(quell.CheckpointError, match=r"rows of the warm start \(200 there, 400 here\)"):
-        quell.fit(model, family, key=key, checkpoint=quell.Checkpoint(path, resume=True))
+        quell.fit(model, family, key=key, tolerance=1e-13, checkpoint=quell.Checkpoint(path, resume=True))
 
 
 def test_a_step_may_go_the_further_the_more_data_there_are():
     for num, nats in ((1000, 100.0), (50_000, 500.0)):
         problem = quell.Problem(quell.logistic_regression(np.ones((num, 1)), np.ones(num)), quell.FullRank(1))
         expected = quell.natural_gradient(problem, momentum=0.0, max_kl=nats)
-        assert default_optimizer(problem, 100, "exact") is expected
+        assert default_optimizer(problem, 100, exact=True) is expected
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("make", [logistic, poisson])
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 @pytest.mark.parametrize("is_many", [False, True])
@@ -226,7 +232,7 @@ def too_many_for_adam(many, monkeypatch):
     monkeypatch.setattr(defaults, "LARGEST_FULL", 200)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("family", [quell.MeanField(DIM), quell.FullRank(DIM)])
 def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_adam, family):
     model, key = logistic(), jax.random.key(3)
@@ -251,7 +257,7 @@ def test_adam_begins_near_the_optimum_too_and_learns_weights_first(too_many_for_
     assert given.warm_start is None
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_adam_on_many_rows_arrives(too_many_for_adam):
     """With the prior strength of `Rule()`, which is per datum, weights stay too small to remove the noise."""
     model, family = logistic(), quell.FullRank(DIM)
@@ -281,7 +287,7 @@ def test_rows_of_a_warm_start_are_fewer_where_fits_are_many(many, monkeypatch):
     assert [warm_start_rows(problem, num_fits=num) for num in (1, 2, 3)] == [200, 100, 66]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_a_warm_started_fit_with_adam_is_resumed_and_several_begin_as_one(too_many_for_adam, tmp_path):
     model, family, options = logistic(), quell.FullRank(DIM), {"optimizer": optax.adam(0.01)}
     key, *_ = jax.random.split(jax.random.key(2), 2)
@@ -299,7 +305,7 @@ def test_a_warm_started_fit_with_adam_is_resumed_and_several_begin_as_one(too_ma
         np.testing.assert_allclose(one, other, **RUNS)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_an_average_leaves_out_warm_up_steps(too_many_for_adam):
     model, family = logistic(), quell.MeanField(DIM)
     options = {"optimizer": optax.adam(0.01), "average_from": 0.0, "steps": 30, "key": jax.random.key(0)}
@@ -318,7 +324,7 @@ def test_an_average_leaves_out_warm_up_steps(too_many_for_adam):
 def test_a_falling_rate_ends_with_the_steps_that_move():
     problem = quell.Problem(logistic(num=10), quell.Product({"a": quell.MeanField(DIM)}))
     for steps, moving in ((20, 20), (30, 20)):
-        optimizer, params = default_optimizer(problem, steps, "sampled"), jnp.ones(2)
+        optimizer, params = default_optimizer(problem, steps), jnp.ones(2)
         state, moves = optimizer.init(params), []
         for _ in range(moving + 1):
             updates, state = optimizer.update(params, state, params)

@@ -49,3 +49,6 @@ SMOOTHED = {"rtol": 1e-6, "atol": 1e-6}
 
 PRINTED = {"rtol": 1e-3}
 """A number with four digits in a table."""
+
+PATIENCE = 1800.0
+"""Seconds after which another process counts as one that hangs: a busy machine may be twenty times slower than ours."""

@@ -21,7 +21,7 @@ from experiments.paper.table1 import Cell
 from made_up import made_up_figure1, made_up_panels, made_up_sweeps
 from quell.paper import load
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 FIGURES = ("table1", "figure1", "figure2", "figure3", "figure4")
 

@@ -97,8 +97,8 @@ def test_errors_are_in_standard_deviations_of_the_reference():
 
 
 def test_what_failed_counts_as_wrong():
-    good = {"seconds_total": 2.0, "max_mean_error": 0.2, "max_abs_log_sd_ratio": 0.1}
-    better = {"seconds_total": 4.0, "max_mean_error": 0.05, "max_abs_log_sd_ratio": 0.3}
+    good = {"seconds_total": 2.0, "max_mean_error": 0.2, "max_abs_log_sd_ratio": 0.1, "status": "CONVERGED"}
+    better = {"seconds_total": 4.0, "max_mean_error": 0.05, "max_abs_log_sd_ratio": 0.3, "gradients": 7}
     lost = {"seconds_total": None, "status": "exit code 1"}
     assert summarise([good, better, lost]) == {
         "posteriors": 3,
@@ -107,4 +107,6 @@ def test_what_failed_counts_as_wrong():
         "mean_error_below_0.3": 2,
         "mean_error_below_0.1": 1,
         "sds_within_20_percent": 1,
+        "converged": 1,
+        "median_gradients": 7,
     }

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +19,7 @@ from experiments.paper.figure1 import Figure1Experiment
 from experiments.paper.figure4 import PanelExperiment, artificial_dataset
 from experiments.paper.sweep import SweepExperiment
 from quell.paper.datasets import Dataset
+from tolerances import PATIENCE
 
 RAN: list[str] = []
 
@@ -129,7 +129,7 @@ def test_an_interrupt_ends_all_workers_at_once(tmp_path):
         "from experiments.common.workers import run_jobs\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs ignore it
-        "    for number, _ in run_jobs(time.sleep, [0.0, 300.0, 300.0], num_workers=2):\n"
+        "    for number, _ in run_jobs(time.sleep, [0.0, 1e6, 1e6], num_workers=2):\n"
         "        print('done', flush=True)\n"
     )
     process = subprocess.Popen(
@@ -142,9 +142,7 @@ def test_an_interrupt_ends_all_workers_at_once(tmp_path):
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "done\n"
-    began = time.perf_counter()
     os.killpg(process.pid, signal.SIGINT)
     process.stdout.read()
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=PATIENCE) != 0
     process.stdout.close()
-    assert time.perf_counter() - began < 20, "long before the jobs would have ended"

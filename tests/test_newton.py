@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Newton steps on common random numbers: the pieces against exact ones, the fits against what is known of them."""
+
+import itertools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import quell
+from numpyro_models import CENTRED
+from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
+from quell.fit.gap import measure_gap
+from quell.fit.newton import Newton
+from quell.fit.starts import Starts, wider
+from quell.fit.trust_region import trust_step
+from tolerances import EXACT
+
+pytestmark = pytest.mark.usefixtures("on_draws")
+
+FAMILIES = {
+    "mean-field": quell.MeanField(3),
+    "mean-field, plain": quell.MeanField(3, log_scale=False),
+    "full-rank": quell.FullRank(3),
+    "full-rank, plain": quell.FullRank(3, log_scale=False),
+    "low-rank": quell.LowRank(3, rank=1),
+}
+
+
+def some_draws(objective, blocks):
+    return Draws(jnp.asarray(5, jnp.uint32), *jnp.asarray([blocks, objective.pieces], jnp.int32))
+
+
+def somewhere(family):
+    flat, unravel = ravel_pytree(family.init())
+    params = unravel(flat + 0.3 * jax.random.normal(jax.random.key(1), flat.shape))
+    return params._replace(scale=jnp.tril(params.scale)) if isinstance(family, quell.FullRank) else params
+
+
+def quadratic():
+    """A log density that is quadratic in the latent, given as a function."""
+    rng = np.random.default_rng(0)
+    features, targets = rng.normal(size=(7, 3)), rng.normal(size=7)
+    linear = quell.gaussian_regression(features, targets, noise=0.5)
+    constant = jnp.log(0.5) + 0.5 * jnp.log(2 * jnp.pi)
+
+    def log_likelihood(z, row):
+        return -0.5 * ((row["y"] - row["x"] @ z) / 0.5) ** 2 - constant
+
+    data = {"x": jnp.asarray(features), "y": jnp.asarray(targets)}
+    return linear, quell.Model(log_likelihood, quell.NormalPrior(), data, 3)
+
+
+# Charts
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_zero_is_where_the_chart_begins_and_steps_stay_in_the_family(name):
+    family, params = FAMILIES[name], somewhere(FAMILIES[name])
+    geometry = family.geometry
+    origin = geometry.origin(params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **EXACT), geometry.chart(params, origin), params)
+    far = jax.tree.map(lambda leaf: jnp.full_like(leaf, -30.0), origin)
+    assert np.isfinite(family.entropy(geometry.chart(params, far)))
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "low-rank"])
+def test_in_the_chart_the_fisher_metric_is_the_identity(name):
+    """The Hessian of the Kullback-Leibler divergence of two Gaussians, by automatic differentiation."""
+    family, params = FAMILIES[name], somewhere(FAMILIES[name])
+    origin, unravel = ravel_pytree(family.geometry.origin(params))
+
+    def divergence(at):
+        moved = family.geometry.chart(params, unravel(at))
+        there = family.covariance_product(moved, jnp.eye(3))
+        here = family.covariance_product(params, jnp.eye(3))
+        step = family.mean(moved) - family.mean(params)
+        inverse = jnp.linalg.inv(there)
+        log_det = jnp.linalg.slogdet(there)[1] - jnp.linalg.slogdet(here)[1]
+        return 0.5 * (jnp.trace(inverse @ here) + step @ inverse @ step - 3 + log_det)
+
+    metric = jax.jit(jax.hessian(divergence))(origin)
+    used = np.flatnonzero(np.diag(metric))  # not the entries above the diagonal
+    assert used.size == family.num_params
+    np.testing.assert_allclose(metric[np.ix_(used, used)], np.eye(used.size), atol=1e-9)
+
+
+# Steps
+
+
+def matrix(eigenvalues):
+    rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(len(eigenvalues),) * 2))[0]
+    return jnp.asarray(rotation * np.asarray(eigenvalues) @ rotation.T)
+
+
+def test_inside_the_region_the_step_is_that_of_newton():
+    hessian, grad = matrix([-1.0, -2.0, -5.0]), jnp.array([1.0, -0.3, 0.2])
+    found = trust_step(grad, lambda v: hessian @ v, jnp.asarray(100.0), jnp.asarray(1e-12))
+    expected = jnp.linalg.solve(-hessian, grad)
+    assert bool(found.is_inside)
+    assert int(found.products) <= 4
+    np.testing.assert_allclose(found.step, expected, rtol=1e-9)
+    np.testing.assert_allclose(found.gain, 0.5 * grad @ expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("eigenvalues", [[-1.0, -2.0, -5.0], [-1.0, 2.0, -0.1], [0.0, 0.0, 0.0]])
+def test_elsewhere_it_ends_at_the_boundary_and_predicts_its_gain(eigenvalues):
+    hessian, grad = matrix(eigenvalues), jnp.array([1.0, -0.3, 0.2])
+    found = trust_step(grad, lambda v: hessian @ v, jnp.asarray(0.1), jnp.asarray(1e-12))
+    assert not bool(found.is_inside)
+    np.testing.assert_allclose(jnp.linalg.norm(found.step), 0.1, rtol=1e-9)
+    np.testing.assert_allclose(found.gain, grad @ found.step + 0.5 * found.step @ hessian @ found.step, rtol=1e-9)
+    assert float(found.gain) >= 0.99 * float(0.1 * jnp.linalg.norm(grad) - 0.5 * 0.01 * 5), (
+        "no less than steepest ascent"
+    )
+
+
+# The ELBO on common random numbers
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "low-rank"])
+def test_for_a_quadratic_log_density_some_draws_are_exact(name):
+    linear, function = quadratic()
+    family, params = FAMILIES[name], somewhere(FAMILIES[name])
+    exact, sampled = ExactElbo(quell.Problem(linear, family)), CommonDraws.of(quell.Problem(function, family))
+    draws = some_draws(sampled, 2)
+    found, expected = (eqx.filter_jit(one.around)(params, draws) for one in (sampled, exact))
+    np.testing.assert_allclose(found.value, expected.value, **EXACT)
+    np.testing.assert_allclose(expected.value, quell.exact_elbo(quell.Problem(linear, family), params), **EXACT)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-9), found.grad, expected.grad)
+    jax.tree.map(lambda x: np.testing.assert_allclose(x, 0.0, atol=1e-9), found.noise)
+    vector = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape), expected.grad)
+    one, two = (eqx.filter_jit(objective.product)(params, draws, vector) for objective in (sampled, exact))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-8), one, two)
+
+
+@pytest.mark.parametrize("pairs", [8, 32], ids=["by coordinate", "whitened"])
+def test_blocks_have_the_moments_of_the_normal_distribution(pairs):
+    """Second moments exactly, in each block; fourth ones on average."""
+    draws = CommonDraws(quell.Problem(quadratic()[1], quell.MeanField(3)), pairs if pairs > 8 else 4, 4, True)
+    blocks = jax.jit(jax.vmap(lambda key: draws.noise(key, jnp.float64)))(jax.random.split(jax.random.key(0), 20_000))
+    assert blocks.shape[1] == 2 * draws.pairs
+    np.testing.assert_allclose(jnp.mean(blocks, axis=1), 0.0, atol=1e-12)
+    seconds = jnp.einsum("bsi,bsj->bij", blocks, blocks) / blocks.shape[1]
+    wanted = jnp.eye(3) if pairs > 8 else jnp.diagonal(jnp.broadcast_to(jnp.eye(3), seconds.shape), axis1=1, axis2=2)
+    found = seconds if pairs > 8 else jnp.diagonal(seconds, axis1=1, axis2=2)
+    np.testing.assert_allclose(found, jnp.broadcast_to(wanted, found.shape), atol=1e-12)
+    fourths = jnp.einsum("bsi,bsj->bij", blocks**2, blocks**2) / blocks.shape[1]
+    expected = jnp.ones((3, 3)) + 2 * jnp.eye(3)
+    error = jnp.std(fourths, axis=0) / jnp.sqrt(len(blocks))
+    assert jnp.all(jnp.abs(jnp.mean(fourths, axis=0) - expected) < 4 * error + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["mean-field", "low-rank"])
+def test_the_product_is_the_derivative_of_the_gradient(name):
+    model = quell.Model(
+        lambda z, y: -jnp.log1p((y - jnp.sum(jnp.sin(z))) ** 2), quell.NormalPrior(), jnp.arange(4.0), 3
+    )
+    family, params = FAMILIES[name], somewhere(FAMILIES[name])
+    smooth = CommonDraws.of(quell.Problem(model, family))
+    draws = some_draws(smooth, 3)
+    vector = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape), params)
+    rough = CommonDraws(smooth.problem, smooth.pairs, smooth.few, False)
+    one, two = (eqx.filter_jit(objective.product)(params, draws, vector) for objective in (smooth, rough))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=0.02), one, two)
+
+
+@pytest.mark.slow
+def test_the_gap_is_the_difference_to_the_optimum():
+    linear, function = quadratic()
+    family = quell.FullRank(3)
+    best = quell.fit(linear, family, tolerance=1e-9, key=jax.random.key(0))
+    near = best.params._replace(loc=best.params.loc + 0.01)
+    problem = quell.Problem(function, family)
+    exact = best.elbo().value - float(quell.exact_elbo(best.problem, near))
+    gap = measure_gap(quell.Gradient(problem), near)
+    np.testing.assert_allclose(gap.value, exact, rtol=1e-6)
+    assert gap.standard_error < 1e-6
+    assert measure_gap(quell.Gradient(quell.Problem(function, quell.Gamma(3))), quell.Gamma(3).init()) is None
+
+
+# Fits
+
+
+def skewed():
+    """The optimum of a normal approximation is known: a one-dimensional integral."""
+    return quell.Model(lambda z, h: -jnp.exp(z[0]) * h, quell.NormalPrior(0.0, 3.0), jnp.array([0.5, 1.0, 0.3]), 1)
+
+
+def skewed_elbo(params):
+    mean, log_scale = params.loc[0], params.scale[0]
+    variance = jnp.exp(2 * log_scale)
+    prior = -0.5 * (mean**2 + variance) / 9 - jnp.log(3.0) - 0.5 * jnp.log(2 * jnp.pi)
+    return -1.8 * jnp.exp(mean + variance / 2) + prior + log_scale + 0.5 * (1 + jnp.log(2 * jnp.pi))
+
+
+def best_of(near):
+    """The optimum, by Newton's method on the exact ELBO."""
+    flat, unravel = ravel_pytree(near)
+
+    def elbo(at):
+        return skewed_elbo(unravel(at))
+
+    step = jax.jit(lambda at: at - jnp.linalg.solve(jax.hessian(elbo)(at), jax.grad(elbo)(at)))
+    for _ in range(20):
+        flat = step(flat)
+    return unravel(flat)
+
+
+def test_a_fit_ends_by_itself_and_its_gap_is_right():
+    result = quell.fit(skewed(), quell.MeanField(1), key=jax.random.key(0))
+    assert result.status is quell.Status.CONVERGED
+    assert result.choice.base == "common draws"
+    left = float(skewed_elbo(best_of(result.params)) - skewed_elbo(result.params))
+    assert 0 <= left < 0.01
+    assert abs(left - result.gap.value) < 3 * result.gap.standard_error
+    assert result.history.num_steps < 60
+
+
+def test_a_far_optimum_costs_the_logarithm_of_its_distance():
+    noise = np.random.default_rng(0).normal(size=50)
+    for offset, most in ((1e4, 30), (1e6, 40)):
+        prior = quell.NormalPrior(scale=1e9)
+        model = quell.gaussian_regression(np.ones((50, 1)), offset + noise, noise=1.0, prior=prior)
+        result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
+        assert result.status is quell.Status.CONVERGED
+        assert result.history.num_steps <= most
+        np.testing.assert_allclose(result.mean[0], offset + noise.mean(), rtol=1e-6)
+
+
+def test_where_steps_run_out_the_fit_says_so():
+    result = quell.fit(skewed(), quell.MeanField(1), steps=4, key=jax.random.key(0))
+    assert result.status is quell.Status.NOT_CONVERGED
+    assert any("has not converged" in text and "`steps`" in text for text in result.warnings)
+    assert all(text in repr(result) for text in result.warnings)
+
+
+@pytest.mark.slow
+def test_a_start_outside_of_the_support_is_left():
+    model = quell.Model(
+        lambda z, x: jnp.log(z[0]) - 50.0 * (z[0] - x) ** 2, quell.NormalPrior(0.0, 3.0), jnp.array([1.0, 1.1, 0.9]), 1
+    )
+    result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
+    assert result.status is quell.Status.CONVERGED
+    assert 0.9 < float(result.mean[0]) < 1.1
+    nowhere = quell.Model(lambda z, x: jnp.log(-1.0 - z[0] ** 2) * x, quell.NormalPrior(), jnp.ones(3), 1)
+    lost = quell.fit(nowhere, quell.MeanField(1), key=jax.random.key(0))
+    assert lost.status is quell.Status.NOT_CONVERGED
+    assert any("not finite" in text for text in lost.warnings)
+
+
+def two_modes(second):
+    """A mixture of two normal densities apart from each other, the second with a weight that is so much larger."""
+
+    def log_likelihood(z, x):
+        heights = jnp.stack([-0.5 * jnp.sum((z - 3.0) ** 2), second - 0.5 * jnp.sum((z + 3.0) ** 2)])
+        return jax.scipy.special.logsumexp(heights) + 0.0 * x
+
+    return quell.Model(log_likelihood, quell.NormalPrior(0.0, 100.0), jnp.zeros(1), 2)
+
+
+@pytest.mark.slow
+def test_several_optima_are_told():
+    for seed in range(3):
+        result = quell.fit(two_modes(0.0), quell.MeanField(2), key=jax.random.key(seed))
+        assert result.status is quell.Status.CONVERGED
+        assert result.starts_differ
+        assert any("other optima" in text for text in result.warnings)
+    given = quell.fit(two_modes(0.0), quell.MeanField(2), params=result.params, key=jax.random.key(0))
+    assert not given.starts_differ, "where parameters are given, the fit goes on from those"
+
+
+@pytest.mark.slow
+def test_the_best_of_several_optima_is_taken():
+    for seed in range(3):
+        result = quell.fit(two_modes(3.0), quell.MeanField(2), key=jax.random.key(seed))
+        np.testing.assert_allclose(result.mean, -3.0, atol=0.05)
+
+
+@pytest.mark.slow
+def test_a_fit_that_ends_among_its_starts_returns_the_best_of_them():
+    options = {"key": jax.random.key(0), "tolerance": 0.01}
+    ends = [quell.fit(two_modes(5.0), quell.MeanField(2), steps=steps, **options) for steps in range(8, 24, 3)]
+    elbos = [fit.elbo().value for fit in ends]
+    assert all(after > before - 0.2 for before, after in itertools.pairwise(elbos)), elbos
+
+
+@pytest.mark.slow
+def test_several_fits_are_each_its_own():
+    keys = jax.random.split(jax.random.key(3), 2)
+    several = quell.fit_many(skewed(), quell.MeanField(1), num_fits=2, key=jax.random.key(3))
+    for key, one in zip(keys, several, strict=True):
+        alone = quell.fit(skewed(), quell.MeanField(1), key=key)
+        assert one.status is alone.status is quell.Status.CONVERGED
+        np.testing.assert_allclose(one.params.loc, alone.params.loc, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_given_optimiser_has_its_gap_measured():
+    import optax
+
+    options = {"optimizer": optax.adam(0.05), "steps": 5, "key": jax.random.key(0)}
+    short = quell.fit(skewed(), quell.MeanField(1), **options)
+    assert short.status is quell.Status.COMPLETED
+    assert short.gap.value > 0.1
+    assert any("has not converged" in text for text in short.warnings)
+    long = quell.fit(skewed(), quell.MeanField(1), **(options | {"steps": 2000}))
+    assert 0.05 < long.gap.value < 0.5, "a constant rate leaves noise"
+    exact = skewed_elbo(best_of(long.params)) - skewed_elbo(long.params)
+    np.testing.assert_allclose(long.gap.value, exact, rtol=1.0, err_msg="to second order")
+
+
+def test_separable_data_are_told():
+    features, prior = np.array([[1.0, 2], [1, 1], [1, -1], [1, -3]]), quell.NormalPrior(scale=100.0)
+    apart, mixed = (quell.logistic_regression(features, labels, prior=prior) for labels in ([1, 1, 0, 0], [1, 0, 1, 0]))
+    told = [quell.fit(model, quell.FullRank(2), key=jax.random.key(0)).warnings for model in (apart, mixed)]
+    assert ["separable" in " ".join(texts) for texts in told] == [True, False]
+
+
+@pytest.mark.slow
+def test_a_scale_that_rounding_hides_is_told():
+    with jax.enable_x64(False):
+        model = quell.gaussian_regression(
+            np.ones((50, 1)), np.full(50, 3e6) + np.arange(50), noise=1.0, prior=quell.NormalPrior(scale=1e9)
+        )
+        result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
+        assert any("jax_enable_x64" in text for text in result.warnings)
+        assert result.history.num_steps < 100
+
+
+class Deceiving(ExactElbo):
+    """An ELBO that falls wherever its gradient leads."""
+
+    def _at(self, params, at):
+        slope = jnp.sum(at.loc)
+        return jax.lax.stop_gradient(-1e3 * jnp.sum(params.loc**2) - slope) + slope
+
+
+def test_where_no_step_gains_anything_the_fit_ends():
+    """Where there are no draws, other ones are no way out."""
+    problem = quell.Problem(quadratic()[1], quell.MeanField(3))
+    newton = Newton(quell.Gradient(problem), Deceiving(problem), 0.01)
+    state, step = newton.init(), eqx.filter_jit(newton.step)
+    for number in range(60):
+        state, _ = step(jax.random.key(number), state)
+        if newton.has_ended(state):
+            break
+    assert state.optimizer.has_given_up
+    assert not state.optimizer.has_converged
+
+
+def test_a_start_that_finds_nothing_agrees_with_nothing():
+    family = quell.MeanField(2)
+    nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init())
+    starts = Starts.of(family.init(), nowhere, 6)
+    for found, wanted in ((True, 3), (False, 4), (True, 4), (False, 5)):
+        starts = starts.add(family.init(), nowhere, jnp.ones(()), 1, 6, jnp.asarray(found), jnp.asarray(False))
+        assert starts.wanted == wanted
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_starts_are_wider(name):
+    family = FAMILIES[name]
+    first, other = (family.gaussian(params) for params in (family.init(), wider(family, float)))
+    for one, two in zip(
+        jax.tree.leaves(first._replace(mean=None)), jax.tree.leaves(other._replace(mean=None)), strict=True
+    ):
+        power = 2 if one.ndim == 1 else 1  # variances, and factors
+        np.testing.assert_allclose(two, 3.0**power * one)
+
+
+# What must be right, or told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("double", [True, False])
+def test_the_funnel_of_centred_eight_schools_is_climbed(double):
+    with jax.enable_x64(double):
+        args, options = jax.tree.map(np.asarray, (CENTRED.args, CENTRED.kwargs))  # each precision has its own arrays
+        model = quell.from_numpyro(CENTRED.model, *args, **options)
+        result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0))
+        assert result.final_elbo.value > -33.0
+        assert any("K-hat" in text for text in result.warnings), "a Gaussian is not what the posterior is"
+        verdicts = [result.khat(jax.random.key(seed)).is_good for seed in range(5)]
+        assert verdicts == [False] * 5
+
+
+def test_every_key_says_that_a_cauchy_posterior_has_heavy_tails():
+    model = quell.Model(lambda z, x: -jnp.log1p((z[0] - x) ** 2), quell.NormalPrior(0.0, 1e6), jnp.zeros(1), 1)
+    result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
+    assert [result.khat(jax.random.key(seed)).is_good for seed in range(5)] == [False] * 5
+    assert any("K-hat" in text for text in result.warnings)
+    silent = quell.fit(model, quell.MeanField(1), khat=False, key=jax.random.key(0))
+    assert silent.warnings == ()
+    assert "k-hat" not in repr(silent)
+
+
+@pytest.mark.slow
+def test_gradients_that_are_not_finite_are_told():
+    """The derivative of a root at negative numbers is no number, though the other branch is taken."""
+    model = quell.Model(
+        lambda z, x: jnp.where(z[0] > 0, -0.5 * jnp.sqrt(z[0]) ** 4, -0.5 * z[0] ** 2) + 0.0 * x,
+        quell.NormalPrior(0.0, 3.0),
+        jnp.zeros(1),
+        1,
+    )
+    result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
+    assert result.status is quell.Status.NOT_CONVERGED
+    assert any("The ELBO was not finite at" in text for text in result.warnings)
+
+
+def test_a_lost_draw_is_left_out_wherever_it_falls():
+    """Among many data a piece has one draw."""
+    model = quell.Model(
+        lambda z, x: jnp.where(z[0] > 1.5, jnp.nan, -1.0) + 0.0 * x, quell.NormalPrior(), jnp.zeros(140_000), 1
+    )
+    family = quell.MeanField(1)
+    sampled = CommonDraws.of(quell.Problem(model, family))
+    assert sampled.pieces == 2 * sampled.pairs
+    params = family.init()
+    params = params._replace(loc=jnp.zeros(1), scale=jnp.zeros(1))
+    for seed in range(8):
+        draws = some_draws(sampled, 2)._replace(seed=jnp.asarray(seed, jnp.uint32))
+        value = float(eqx.filter_jit(sampled.around)(params, draws).value)
+        assert np.isnan(value) or abs(value + 140_000) < 10
+
+
+def test_directions_of_little_curvature_count_in_the_gap():
+    precision = np.linalg.inv(np.array([[1.0, 0.9999], [0.9999, 1.0]]))
+    model = quell.Model(
+        lambda z, x: -0.5 * z @ jnp.asarray(precision) @ z + 0.0 * x, quell.NormalPrior(0.0, 1e6), jnp.zeros(1), 2
+    )
+    family = quell.MeanField(2)
+    params = family.init()._replace(loc=jnp.full(2, 0.64), scale=-0.5 * jnp.log(jnp.diag(precision)))
+    gap = measure_gap(quell.Gradient(quell.Problem(model, family)), params)
+    np.testing.assert_allclose(gap.value, 0.5 * params.loc @ precision @ params.loc, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_natural_gradients_have_converged_only_where_the_gap_says_so():
+    rng = np.random.default_rng(0)
+    one = rng.normal(size=100)
+    features = np.column_stack([one, one + 0.003 * rng.normal(size=100)])
+    model = quell.gaussian_regression(features, one + rng.normal(size=100), noise=1.0)
+    family = quell.MeanField(2)
+    options = {"optimizer": quell.natural_gradient(quell.Problem(model, family)), "key": jax.random.key(0)}
+    result = quell.fit(model, family, **options)
+    best = quell.fit(model, family, tolerance=1e-9, key=jax.random.key(0))
+    left = best.final_elbo.value - result.final_elbo.value
+    assert result.status is quell.Status.CONVERGED
+    assert left < 0.01
+    np.testing.assert_allclose(result.gap.value, left, rtol=1e-3)
+
+
+def test_a_checkpoint_of_another_tolerance_is_refused(tmp_path):
+    first, again = (quell.Checkpoint(tmp_path / "fit.quell", resume=resume) for resume in (False, True))
+    quell.fit(skewed(), quell.MeanField(1), tolerance=1.0, checkpoint=first, key=jax.random.key(0))
+    with pytest.raises(quell.CheckpointError, match="tolerance"):
+        quell.fit(skewed(), quell.MeanField(1), tolerance=1e-3, checkpoint=again, key=jax.random.key(0))
+
+
+def test_where_an_average_is_asked_for_there_is_one():
+    result = quell.fit(skewed(), quell.MeanField(1), average_from=0.5, steps=20, key=jax.random.key(0))
+    assert result.choice.base == "sampled"
+
+
+def test_draws_too_few_for_the_tails_are_told():
+    """The fit and its last step as they are, and a model whose density falls off where its few draws do not reach."""
+    result = quell.fit(skewed(), quell.MeanField(1), key=jax.random.key(0))
+    history = eqx.tree_at(lambda one: one.elbo, result.history, result.history.elbo + 2.0)
+    told = eqx.tree_at(lambda one: one.history, result, history).warnings
+    assert any("on its own draws" in text for text in told)
+    assert not any("on its own draws" in text for text in result.warnings)
