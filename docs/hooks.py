@@ -38,12 +38,14 @@ LETTERS = {
     "kappa": "κ",
     "lambda": "λ",
     "eta": "η",
+    "nu": "ν",
     "mu": "μ",
     "phi": "φ",
     "psi": "ψ",
     "rho": "ρ",
     "sigma": "σ",
     "tau": "τ",
+    "theta": "θ",
     "xi": "ξ",
 }
 SIGNS = {
