@@ -22,9 +22,11 @@ from experiments.bench.elbo import elbo_of, elbo_seconds
 from experiments.bench.fit_runner import START_SCALE, FitRunner
 from experiments.bench.fixed_choices import base_options, fixed_options
 from experiments.bench.gaussian import Gaussian, gaussian_of, isotropic, params_of
+from experiments.bench.large.models import MODELS as LARGE
 from experiments.bench.methods import own_methods
 from experiments.bench.reference import best_gaussian
 from experiments.common.optimum import find_optimum
+from quell.evaluation import exactly
 from quell.fit import FitOptions, defaults, method, warm_start
 from quell.fit.defaults import WARM_UP_STEPS
 
@@ -224,3 +226,11 @@ def test_adam_runs_as_a_fit_does_its_warm_start_and_warm_up_steps_included(bench
     fitted = quell.fit(bench.problem.model, bench.problem.family, **options)
     for one, other in zip(state.algorithm.params, fitted.params, strict=True):
         np.testing.assert_allclose(one, other, **tolerances.RUNS)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_models_are_exact_in_mean_field(name):
+    sizes = {"bradley-terry": (12, 40), "households": (3, 60), "crossed": (50, 6, 4)}
+    large = LARGE[name](*sizes[name])
+    model = quell.from_numpyro(large.model, **large.data)
+    assert exactly(quell.Problem(model, quell.MeanField(model.dim))).expectation is not None
