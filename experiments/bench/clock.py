@@ -21,7 +21,6 @@ _EVALUATED_EVERY = 5
 _TIMED_S = 0.02
 _STARTS = 5
 _STALLED_AFTER = 2000
-_MOST_STEPS = 10**8
 _NEAR = 5.0
 
 ElboFunction = Callable[[Gaussian], float]
@@ -91,12 +90,15 @@ def warm_up(runner: AbstractRunner, key: Key[Array, ""], mean: Float[Array, "lat
     elapsed, state = _timed(runner, runner.start(key, mean, setting), 1)
     compile_s, steps, until = time.perf_counter() - began, 1, 2
     while until <= runner.most_steps(setting) and (until < 2 * runner.warm_steps or elapsed < _TIMED_S):
-        steps = until // 2
         elapsed, after = _timed(runner, state, until)
         if elapsed >= _TIMED_S:  # a method may switch to another program on the way
             first, (elapsed, after) = elapsed, _timed(runner, state, until)
             compile_s += max(first - elapsed, 0.0)
+        before, taken = runner.taken(state, until // 2), runner.taken(after, until)
+        steps = max(taken - before, 1)
         state, until = after, 2 * until
+        if taken < until // 2:
+            break
     if until == 2:
         return Timing(compile_s, elapsed)
     start_s = min(_timed(runner, state, until // 2)[0] for _ in range(_STARTS))
@@ -131,12 +133,10 @@ def time_run(
         until = int(min(steps[-1] + max(1, int(_GROWTH * steps[-1])), most_steps))
         elapsed, state = _timed(runner, state, until)
         seconds.append(seconds[-1] + max(elapsed - start_s, 0.0) if steps[-1] else elapsed)
-        steps.append(until)
+        steps.append(runner.taken(state, until))
         points.append(runner.gaussian(state))
         last = len(points) - 1
-        is_over = (
-            until >= min(most_steps, _MOST_STEPS) or seconds[-1] >= limit
-        )  # steps of a fit that has ended take no time
+        is_over = steps[-1] < until or until >= most_steps or seconds[-1] >= limit
         if is_over or (last % _EVALUATED_EVERY == 0 and seconds[-1] >= next_s):
             elbos[last], next_s = goal.elbo(points[last]), seconds[-1] + goal.elbo_s
             gap = goal.optimum + goal.beyond - elbos[last]

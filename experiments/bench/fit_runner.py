@@ -76,6 +76,9 @@ class FitRunner(AbstractRunner):
             loop = eqx.tree_at(lambda s: s.algorithm.params, loop, params)
         return state._replace(loop=program(loop, state.key, np.int32(until)))
 
+    def taken(self, state: FitState, until: int) -> int:
+        return int(state.loop.step)
+
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)
 

@@ -51,6 +51,10 @@ class AbstractRunner(abc.ABC):
         """Steps to take before steps are timed: past one at which the run may switch to another program."""
         return 3
 
+    def taken(self, state: Any, until: int) -> int:
+        """Steps taken so far, where `advance` was asked for `until`: fewer where a fit has ended by itself."""
+        return until
+
     def most_steps(self, setting: Setting) -> float | int:
         """Steps after which nothing changes any more: the end of the decay of the rate."""
         return setting.get("length", math.inf)

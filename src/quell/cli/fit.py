@@ -41,7 +41,8 @@ def fit(
     ] = 0.01,
     seed: Seed = 0,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Initial rate of Adam with cosine decay; default: natural gradients.")
+        float | None,
+        typer.Option(help="Initial rate of Adam with cosine decay; default: the method that suits the model."),
     ] = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Data per minibatch; default: all, or 100 if there are many.")

@@ -23,6 +23,9 @@ LARGE_ERROR = 0.02
 CONTRADICTION, LARGE_DIFFERENCE = 5.0, 1.0
 """Standard errors, and nats besides, between the ELBO that a fit followed and that of fresh draws."""
 
+ROUNDED = 10.0
+"""Units of rounding of the ELBO that both may differ by."""
+
 
 def warnings_of(result: "FitResult") -> tuple[str, ...]:
     """The sentences; none where nothing speaks against the fit.
@@ -44,6 +47,11 @@ def _of_end(result: "FitResult") -> str | None:
     if status in (Status.DIVERGED, Status.INTERRUPTED, Status.STOPPED):
         return status.value
     is_far = gap is not None and not max(gap.value, 0.0) + gap.standard_error < LARGE_GAP
+    if status is Status.COMPLETED and gap is None and result.choice is not None and result.is_here:
+        return (
+            "All steps were taken, and how much is left to gain could not be measured: the data or the parameters are "
+            "too many, or lie on disk, or the family has no geometry. See whether twice the `steps` raise the ELBO."
+        )
     if status is not Status.NOT_CONVERGED and not is_far:
         return None
     if gap is None or not math.isfinite(gap.value):
@@ -104,15 +112,18 @@ def _of_elbo(result: "FitResult") -> str | None:
     if missed > LARGE_ERROR:
         return (
             f"The expectations that the fit followed miss about {missed:.2g} nats: the posterior is wide, or its "
-            "density has kinks. Fit without a checkpoint, which then takes more nodes or draws."
+            "density has kinks. `quell.fit` takes more nodes or draws where it keeps no checkpoint."
         )
-    if result.problem.expectation is not None:
-        fresh = result.sampled_elbo
-        if abs(final.value - fresh.value) < CONTRADICTION * fresh.standard_error + LARGE_DIFFERENCE:
+    if final.is_exact:
+        if not result.has_khat:  # no draws are wanted
+            return None
+        fresh, eps = result.sampled_elbo, float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps)
+        margin = CONTRADICTION * fresh.standard_error + LARGE_GAP + ROUNDED * eps * abs(final.value)
+        if abs(final.value - fresh.value) < margin:
             return None
         return (
-            f"The ELBO that the structure of the model gives is {final}, and draws say {fresh}: its expectations may "
-            "be out of reach of their nodes. Compare with `variates=()`, which samples."
+            f"The ELBO without sampling is {final}, and draws say {fresh}: its expectations may be out of reach of "
+            "their nodes. Compare with `variates=()`, which samples."
         )
     if result.choice is None or result.choice.base != "common draws" or not last.size:
         return None
@@ -128,8 +139,8 @@ def _of_separation(result: "FitResult") -> str | None:
     predictor = result.problem.model.predictor
     if predictor is None or predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1)) is None:  # as labels have
         return None
-    data = result.problem.model.data
-    if not isinstance(jax.tree.leaves(data)[0], jax.Array):
+    data, family = result.problem.model.data, result.problem.family
+    if not isinstance(jax.tree.leaves(data)[0], jax.Array) or family.refuses(Capability.MOMENTS) is not None:
         return None
     margins = predictor.rows(data) @ result.problem.family.mean(result.params)
     if not bool(jnp.all(margins > 0)):

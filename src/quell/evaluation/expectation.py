@@ -182,8 +182,7 @@ class Group(eqx.Module):
             is_size = is_absolute or below is not None
             return jnp.sum((jnp.abs(group.weight) if is_size else group.weight) * values, where=counts)
 
-        of_rows = jax.checkpoint(of_some) if num > at_once else of_some  # so that derivatives keep no nodes
-        return sum_over_rows(of_rows, own, at_once=at_once)
+        return sum_over_rows(of_some, own, at_once=at_once)
 
     def taken(self, places: Int[Array, "addend"]) -> "Group":
         """Some of the addends; of negative numbers those of no weight."""

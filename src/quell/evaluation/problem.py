@@ -161,7 +161,6 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     if problem.expectation is not None:
         return problem.expectation(problem.family.gaussian(params)) + problem.family.entropy(params)
 
-    @jax.checkpoint
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:
         return jnp.sum(expected_log_likelihoods(problem, params, rows), where=counts)
 

@@ -65,6 +65,14 @@ class FullRankGeometry(AbstractGeometry):
         moved = diagonal + change if self.log_scale else diagonal * jnp.exp(change)
         return LocationScale(params.loc + tril @ at.loc, below + jnp.diag(moved))
 
+    @property
+    def knows_curvature(self) -> bool:
+        return True
+
+    def leap(self, params: LocationScale, grad: LocationScale, rate: Float[Array, ""]) -> LocationScale:
+        diagonal = math.sqrt(2.0) * jnp.diagonal(grad.scale)  # the chart has other units there
+        return self.move(params, WhitenedDirection(grad.loc, jnp.tril(grad.scale, -1) + jnp.diag(diagonal)), rate)
+
     def move(
         self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""], scale_rate: float = 1.0
     ) -> LocationScale:

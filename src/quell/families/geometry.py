@@ -43,6 +43,15 @@ class AbstractGeometry(eqx.Module):
         Gaussian nearly so): coordinates of length \(r\) are about \(r^2/2\) nats away.
         """
 
+    @property
+    def knows_curvature(self) -> bool:
+        """Whether the gradient tells the expected Hessian, as it does in a covariance without constraints."""
+        return False
+
+    def leap(self, params: PyTree, grad: PyTree, rate: Float[Array, ""]) -> PyTree:
+        """The parameters after a step from a gradient in the chart; only where it `knows_curvature`."""
+        raise NotImplementedError(f"A gradient of {type(self).__name__} does not tell the curvature.")
+
     @abstractmethod
     def move(self, params: PyTree, direction: PyTree, rate: Float[Array, ""], scale_rate: float = 1.0) -> PyTree:
         """The parameters after a step; the rate of all but the location is multiplied by `scale_rate`."""

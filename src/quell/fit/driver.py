@@ -166,7 +166,7 @@ class FitLoop:
                 is_over = bool(self._member(newton.has_converged, number))
                 if self._member(newton.has_given_up, number):
                     self.ended[number] = Status.NOT_CONVERGED
-            if plan.is_exact:
+            if plan.is_exact and self._is_on_grid(number):
                 params = self._member(self.snapshot.state.params, number)
                 least = self.least_gain.get(number, GAIN_SHARE * plan.options.tolerance)
                 is_over = has_no_gain(plan.algorithm.gradient, params, pieces[-1], least)
@@ -174,11 +174,20 @@ class FitLoop:
                 if is_over and (gap := measure_gap(plan.algorithm.gradient, params)) is not None:
                     is_over = gap.value + gap.standard_error < plan.options.tolerance
                     self.least_gain[number] = 0.1 * least
-            if stopping is not None and not is_over:
+            if stopping is not None and newton is None and not is_over:
                 elbo = np.concatenate([piece.elbo for piece in pieces])
                 is_over = elbo.size % stopping.check_every == 0 and stopping.is_over(elbo)
             if is_over:
                 self.ended[number] = Status.CONVERGED
+
+    @property
+    def _exact_every(self) -> int:
+        return EXACT_EVERY if self.snapshot.plan.warm_start is None else 1
+
+    def _is_on_grid(self, number: int) -> bool:
+        """Whether a fit is where it is checked, however long its chunks are."""
+        step = int(self.step[number])
+        return step % self._exact_every == 0 or step == self.snapshot.plan.options.steps
 
     def _ends_of_chunk(self, step: Int[np.ndarray, "fit"], length: int) -> Int[np.ndarray, "fit"]:
         """Where the next chunk ends: soon, and not beyond the next step at which the host has something to do."""
@@ -186,7 +195,7 @@ class FitLoop:
         grids = [
             options.early_stopping.check_every if options.early_stopping else None,
             options.checkpoint.every_steps if options.checkpoint else None,
-            (EXACT_EVERY if plan.warm_start is None else 1) if plan.is_exact else None,
+            self._exact_every if plan.is_exact else None,
         ]
         ends = [(step // every + 1) * every for every in grids if every is not None]
         return np.minimum.reduce([step + length, np.full_like(step, options.steps), *ends])

@@ -22,7 +22,7 @@ MEASURED_BLOCKS = 8
 def measure_gap(gradient: Gradient, params: PyTree) -> Estimate | None:
     """Nats between some parameters and the optimum near them, on fresh draws; `None` where that cannot be measured.
 
-    It cannot where the ELBO is not finite.
+    It cannot where the ELBO is not finite. Where its quadratic model has no top, far from an optimum, the gap is infinite.
 
     Args:
         gradient: the problem.
@@ -53,7 +53,7 @@ def _judged(newton: Newton, state: AlgorithmState) -> NewtonState:
         key = jax.random.fold_in(jax.random.key(0), number)
         begun = AlgorithmState(state.params, state.optimizer._replace(phase=phase), state.gradient)
         after = newton.step(key, begun)[0]
-        is_lost = state.optimizer.has_given_up | after.optimizer.has_given_up
+        is_lost = state.optimizer.has_given_up | ((number == 0) & after.optimizer.has_given_up)
         return AlgorithmState(after.params, after.optimizer._replace(has_given_up=is_lost), after.gradient)
 
     return jax.lax.fori_loop(0, 3, step, state).optimizer

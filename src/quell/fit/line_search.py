@@ -73,7 +73,8 @@ def line_search(
         bend = (there.value - value - share * solved.slope) / share**2
         optimum = jnp.nan_to_num(-0.5 * solved.slope / bend, nan=0.0)
         shorter = jnp.clip(optimum, LEAST_SHARE * share, MOST_SHARE * share)
-        longer = jnp.where(is_better & (share >= 1) & (ratio > SURPRISE), EXTENSION * share, 0.0)
+        may_extend = (share >= 1) & (solved.products > 0)  # what no model predicted cannot surprise
+        longer = jnp.where(is_better & may_extend & (ratio > SURPRISE), EXTENSION * share, 0.0)
         following = jnp.where(is_better | best.is_better, longer, shorter)
         found = Trial(share, there, ratio, is_better | best.is_better, following, best.trials + 1)
         kept = select(is_better | ~best.is_better, found, best)

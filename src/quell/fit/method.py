@@ -75,6 +75,9 @@ def choose(options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level
             Algorithm(gradient, given or default_optimizer(problem, options.steps, exact=exact)), choice, rows
         )
 
+    def starts(known: Problem) -> int:
+        return MOST_STARTS if options.params is None and not has_one_optimum(known) else 1
+
     is_small = not on_disk(model.data) and problem.family.num_params <= MOST_PARAMS
     is_default = is_free and given is None and options.rule is None and options.average_from is None
     may_take_newton = is_default and natural and is_small
@@ -82,21 +85,19 @@ def choose(options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level
         reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
         gradient, choice = Gradient(problem, base=EXACT, rule=rule), Choice("exact", (), reason + begins)
         if may_take_newton and rows is None:
-            return Method(Newton(gradient, ExactElbo(problem), options.tolerance), choice)
+            return Method(Newton(gradient, ExactElbo(problem), options.tolerance, starts(problem)), choice)
         return method(gradient, choice, rows)
     may_read = may_take_newton and options.mesh is None  # what is read lies on one device
     exact = problem if level is None or not may_read else exactly(problem, level)
     if exact.expectation is not None:
         reason = "Every addend sees few linear functions of the latent: the gradient is exact."
         gradient = Gradient(exact, base=default_base(problem), sampler=Sampler(NATURAL_REPLICATES), rule=rule)
-        starts = MOST_STARTS if options.params is None and not has_one_optimum(exact) else 1
-        return Method(Newton(gradient, ExactElbo(exact), options.tolerance, starts), Choice("exact", (), reason))
+        return Method(Newton(gradient, ExactElbo(exact), options.tolerance, starts(exact)), Choice("exact", (), reason))
     draws = CommonDraws.of(problem) if may_take_newton else None
     if draws is not None:
         reason = "Newton steps on common random numbers: some draws see all data in little time."
         gradient = Gradient(problem, base=default_base(problem), sampler=Sampler(2 * draws.pairs), rule=rule)
-        starts = MOST_STARTS if options.params is None else 1
-        return Method(Newton(gradient, draws, options.tolerance, starts), Choice("common draws", (), reason))
+        return Method(Newton(gradient, draws, options.tolerance, starts(problem)), Choice("common draws", (), reason))
     sampler = options.sampler or default_sampler(model, natural=natural)
     base = options.base or default_base(problem)
     if not is_auto:

@@ -16,7 +16,7 @@ from quell.fit.algorithm import AlgorithmState
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
 from quell.fit.line_search import line_search
 from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, wider
-from quell.fit.trust_region import inner, trust_step
+from quell.fit.trust_region import TrustStep, inner, trust_step
 from quell.gradient import Gradient, GradientInfo
 
 GOOD_RATIO, BEST_DEVIATION = 0.7, 0.1
@@ -46,6 +46,9 @@ SMALL_RESIDUAL = 1e-3
 
 FEW = 4.0
 """The noise is measured by as many numbers as there are parameters, and may be this larger over their number."""
+
+MOST_LEAPS = 10
+"""From a start: where they are good they need fewer."""
 
 FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
@@ -78,6 +81,7 @@ class NewtonState(NamedTuple):
         draws: of this round.
         here: the ELBO on them around the parameters.
         radius: of the trust region.
+        leaps: that may be tried before Newton steps.
         noise: nats by which the optimum on the draws of this round falls short of the true one, on average, as
             measured at the end of the round before; infinite where it is not known.
         gap: nats between the parameters and the optimum; infinite where it was not measured at them.
@@ -92,6 +96,7 @@ class NewtonState(NamedTuple):
     draws: Draws
     here: LocalElbo
     radius: Float[Array, ""]
+    leaps: Int[Array, ""]
     noise: Float[Array, ""]
     gap: Float[Array, ""]
     gap_error: Float[Array, ""]
@@ -138,6 +143,9 @@ class Newton(eqx.Module):
     optimised. Where a round of the most draws that an evaluation may take was not enough, the fit ends without having
     converged, and so it does where rounding hides what is left to gain.
 
+    Where the expectations are exact and the covariance has no constraints, the gradient tells the expected Hessian, and a
+    start begins with leaps: natural-gradient steps of rate one, each of one gradient, as long as the ELBO rises.
+
     The first round is taken from three starts, on the same draws; from more where they end in different optima or none.
     The best goes on. It is a local optimum nevertheless: modes that no start leads to are not seen.
 
@@ -152,7 +160,7 @@ class Newton(eqx.Module):
     Cost: a step takes a gradient and a few products with the Hessian, each on all draws of the round and all data.
 
     References: Giordano et al. (2024), "Black box variational inference with a deterministic objective", for common
-    random numbers; Steihaug (1983) for the step.
+    random numbers; Steihaug (1983) for the step; Khan & Rue (2023) for the leaps.
     """
 
     gradient: Gradient
@@ -171,6 +179,7 @@ class Newton(eqx.Module):
             draws=Draws(jnp.zeros((), jnp.uint32), *jnp.zeros((2,), jnp.int32)),
             here=nowhere,
             radius=_first_radius(nowhere.grad),
+            leaps=self._first_leaps,
             noise=jnp.asarray(jnp.inf, dtype),
             gap=jnp.asarray(jnp.inf, dtype),
             gap_error=jnp.asarray(jnp.inf, dtype),
@@ -205,10 +214,15 @@ class Newton(eqx.Module):
             lambda noise, grad: jnp.where(measures, noise, jnp.where(begins | compares, 0.0, grad)), *ways
         )
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
+        leaps = (now.phase == Phase.MOVE) & (now.leaps > 0)
         radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
         most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
         residual = jnp.minimum(most, jnp.sqrt(jnp.sqrt(inner(way, way))))
-        solved = trust_step(way, lambda v: self.objective.product(state.params, draws, v), radius, residual)
+        solved = jax.lax.cond(
+            begins | compares | leaps,
+            lambda: TrustStep.of_nothing(way),
+            lambda: trust_step(way, self.objective.product(state.params, draws), radius, residual),
+        )
 
         fewer = jnp.where(begins, now.draws.blocks / draws.blocks, 1.0)  # than now were measured
         is_known = ~begins | (now.draws.pieces == draws.pieces)
@@ -223,27 +237,31 @@ class Newton(eqx.Module):
         is_too_noisy = judges & ~has_converged & (draws.blocks > self.objective.most_blocks)
 
         def moved(share: Float[Array, ""]) -> PyTree:
-            step = jax.tree.map(lambda leaf: share * leaf, solved.step)
-            return self.gradient.problem.family.geometry.chart(state.params, step)
+            geometry = self.gradient.problem.family.geometry
+            there = geometry.chart(state.params, jax.tree.map(lambda leaf: share * leaf, solved.step))
+            if not geometry.knows_curvature:
+                return there
+            return select(leaps, geometry.leap(state.params, now.here.grad, share), there)
 
         stays = begins | compares | measures | has_converged | is_too_noisy | only_judges
         found = line_search(lambda share: self.objective.around(moved(share), draws), now.here, solved, stays)
-        moves = found.is_better & ~stays
+        moves, is_whole = found.is_better & ~stays, found.share >= 1
+        gained = jnp.where(leaps, found.there.value - now.here.value, solved.gain)
         params = select(moves, moved(found.share), state.params)
         is_lost = (begins | compares) & ~all_finite(found.there._replace(noise=()))
         here = select(moves | ((begins | compares) & ~is_lost), found.there, now.here)
 
-        is_whole = found.share >= 1
         growth = jnp.where(jnp.abs(found.ratio - 1) < BEST_DEVIATION, MOST_GROWTH, GROWTH)
         grown = jnp.where((found.ratio > GOOD_RATIO) & ~solved.is_inside, growth * now.radius, now.radius)
         length = found.share * solved.length
-        radius = jnp.where(stays, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
+        radius = jnp.where(stays | leaps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
         least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
-        is_at_top = moves & is_whole & solved.is_inside & (solved.gain < least)
+        is_at_top = moves & is_whole & solved.is_inside & (gained < least)
         is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
         is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
-        is_hidden = self.objective.is_exact & moves & is_whole & (solved.gain < hidden)  # by rounding
-        is_at_top |= is_hidden & solved.is_inside
+        is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding
+        is_near = is_stuck & solved.is_inside & (gained < self.tolerance)
+        is_at_top |= (is_hidden & solved.is_inside) | is_near
         is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
         is_over = is_at_top | is_spent | is_small
         phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, Phase.MEASURE, Phase.MOVE))
@@ -252,11 +270,12 @@ class Newton(eqx.Module):
             draws=draws,
             here=here,
             radius=jnp.where(is_over, jnp.maximum(radius, 1.0), radius),
+            leaps=jnp.where(leaps, jnp.where(moves & is_whole, now.leaps - 1, 0), now.leaps),
             noise=noise,
             gap=jnp.where(moves, jnp.inf, gap),
             gap_error=error,
             has_converged=has_converged,
-            has_given_up=(is_lost & ~first) | is_stuck | is_too_noisy | (is_spent & ~now.starts.are_open),
+            has_given_up=(is_lost & ~first) | (is_stuck & ~is_near) | is_too_noisy | (is_spent & ~now.starts.are_open),
             starts=now.starts._replace(lost=now.starts.lost + (is_lost & first)),
             num_gradients=now.num_gradients + self.objective.cost(draws, found.trials, solved.products),
         )
@@ -316,9 +335,16 @@ class Newton(eqx.Module):
             phase=phase,
             here=select(closes, starts.here, after.here),
             radius=jnp.where(restarts, _first_radius(here.grad), after.radius),
+            leaps=jnp.where(restarts, self._first_leaps, after.leaps),
             has_given_up=~is_rival & (after.has_given_up | (starts.lost > MOST_LOST_STARTS)),
             starts=starts,
         )
+
+    @property
+    def _first_leaps(self) -> Int[Array, ""]:
+        """Of a start: none on draws, whose noise would be that of the curvature."""
+        may_leap = self.objective.is_exact and self.gradient.problem.family.geometry.knows_curvature
+        return jnp.asarray(MOST_LEAPS if may_leap else 0, jnp.int32)
 
     def has_ended(self, state: AlgorithmState) -> Bool[Array, "*fit"]:
         """Whether the fit has converged, or has given up."""

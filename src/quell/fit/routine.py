@@ -89,7 +89,7 @@ def fit_many(
 
 def is_inexact(plan: FitPlan, result: FitResult) -> bool:
     """Whether more nodes would have led a fit of exact expectations elsewhere."""
-    if result.problem.expectation is None or result.status in (Status.INTERRUPTED, Status.STOPPED):
+    if result.problem.expectation is None:
         return False
     rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
     return not abs(result.quadrature_error) < ERROR_SHARE * plan.options.tolerance + rounding
@@ -101,11 +101,21 @@ def _results(
     """Run the fits: with more nodes where exact expectations need them, and with draws where more do not help."""
     plan = FitPlan.of(options, model, family, key, level)
     results = run_plan(plan)
-    if level is None or options.checkpoint is not None or not any(is_inexact(plan, result) for result in results):
+    is_cut_short = any(result.status in (Status.INTERRUPTED, Status.STOPPED) for result in results)
+    if level is None or options.checkpoint is not None or is_cut_short:
+        return results
+    if not any(is_inexact(plan, result) for result in results):
         return results
     again = _results(options, model, family, key, level + 1 if level < MOST_LEVEL else None)
     pairs = zip(results, again, strict=True)
-    return [dataclasses.replace(after, seconds=before.seconds + after.seconds) for before, after in pairs]
+    return [
+        dataclasses.replace(
+            after,
+            seconds=before.seconds + after.seconds,
+            num_gradients=before.num_gradients + after.num_gradients,
+        )
+        for before, after in pairs
+    ]
 
 
 def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], given: FitKeywords) -> list[FitResult]:

@@ -7,7 +7,7 @@ import enum
 class Status(enum.Enum):
     """How a fit ended; the value is what to do about it."""
 
-    CONVERGED = "What is left to gain is below the tolerance."
+    CONVERGED = "What is left to gain is below the tolerance, or early stopping saw no more of it."
     NOT_CONVERGED = "More than the tolerance may be left to gain: take more `steps`, or a larger `tolerance`."
     COMPLETED = "All steps were taken; `result.gap`, where it can be measured, tells how much is left to gain."
     STOPPED = "The callback asked to stop; the result holds the last parameters."

@@ -34,6 +34,13 @@ class TrustStep(NamedTuple):
     curvature: Float[Array, ""]
     products: Int[Array, ""]
 
+    @classmethod
+    def of_nothing(cls, grad: PyTree) -> "TrustStep":
+        """No step, where none is asked for."""
+        step = jax.tree.map(jnp.zeros_like, grad)
+        zero = inner(step, step)
+        return cls(step, zero, zero, zero, jnp.asarray(True), zero, jnp.zeros((), jnp.int32))
+
 
 def inner(left: PyTree, right: PyTree) -> Float[Array, ""]:
     """The inner product of two trees."""

@@ -36,8 +36,8 @@ def sum_over_rows(function: RowFunction, data: PyTree, *, at_once: int) -> Any:
     """Sum a function over all data, `at_once` rows at a time.
 
     The last chunk begins so early that it is full, and its rows that were seen before do not count. So nothing is
-    padded, and one compiled body serves all chunks. Of data on disk a chunk is read anew where derivatives need it
-    again, since kept chunks would be all data.
+    padded, and one compiled body serves all chunks. Where derivatives need a chunk again it is read and computed anew,
+    since kept chunks would be all data; of a single chunk in memory all is kept.
 
     Args:
         function: of (rows, counts); a sum over those rows that count.
@@ -64,7 +64,7 @@ def _sum(function: RowFunction, data: PyTree, at_once: int) -> Any:
         first = jnp.minimum(start, num - size)
         return function(slice_rows(data, first, size), first + jnp.arange(size) >= start)
 
-    of_chunk = jax.checkpoint(chunk) if on_disk(data) else chunk
+    of_chunk = jax.checkpoint(chunk)  # derivatives keep nothing of it
 
     def add(total: Any, start: Array) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, of_chunk(start)), None
