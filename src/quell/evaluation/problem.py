@@ -120,11 +120,12 @@ def has_one_optimum(problem: Problem) -> bool:
     the Cholesky factor of the covariance.
 
     Args:
-        problem: of which `exactly` has read the structure.
+        problem: model and family.
 
     References: Challis and Barber (2013), "Gaussian Kullback-Leibler approximate inference".
     """
-    return isinstance(problem.family, MeanField | FullRank) and problem.model.is_log_concave
+    is_known = isinstance(problem.family, MeanField | FullRank) and _structure(problem, lambda model: model.addends)
+    return bool(is_known) and problem.model.is_log_concave
 
 
 def has_exact_elbo(problem: Problem) -> bool:

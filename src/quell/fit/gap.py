@@ -22,7 +22,7 @@ MEASURED_BLOCKS = 8
 def measure_gap(gradient: Gradient, params: PyTree) -> Estimate | None:
     """Nats between some parameters and the optimum near them, on fresh draws; `None` where that cannot be measured.
 
-    It cannot where the ELBO is not finite. Where its quadratic model has no top, far from an optimum, the gap is infinite.
+    It cannot where the ELBO is not finite. Far from an optimum, where its quadratic model has no top, it is infinite.
 
     Args:
         gradient: the problem.

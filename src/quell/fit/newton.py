@@ -143,8 +143,8 @@ class Newton(eqx.Module):
     optimised. Where a round of the most draws that an evaluation may take was not enough, the fit ends without having
     converged, and so it does where rounding hides what is left to gain.
 
-    Where the expectations are exact and the covariance has no constraints, the gradient tells the expected Hessian, and a
-    start begins with leaps: natural-gradient steps of rate one, each of one gradient, as long as the ELBO rises.
+    Where the expectations are exact and the covariance has no constraints, the gradient tells the expected Hessian, and
+    a start begins with leaps: natural-gradient steps of rate one, each of one gradient, as long as the ELBO rises.
 
     The first round is taken from three starts, on the same draws; from more where they end in different optima or none.
     The best goes on. It is a local optimum nevertheless: modes that no start leads to are not seen.

@@ -41,8 +41,8 @@ class FitResult(eqx.Module):
         seconds: wall-clock time, compilation included.
         choice: what was chosen automatically, and why; `None` where the variates were given.
         measured_gap: nats to the optimum, where the fit has measured them itself.
-        num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees, or of an
-            exact fit at all nodes of all addends; a product with its Hessian counts as two.
+        num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees; of an
+            exact fit each at all nodes of all addends. A product with its Hessian counts as two.
         starts_differ: whether the fit has tried several starts, and they ended in different optima.
         has_khat: whether `print` and `warnings` take k-hat, and so draws that see all data.
     """
