@@ -61,7 +61,7 @@ def svi(name: str, rate: float, seconds: float) -> dict[str, Any]:
 
     large, began = MODELS[name](), time.perf_counter()
     guide = AutoNormal(large.model)
-    loop = infer.SVI(large.model, guide, numpyro.optim.Adam(rate), infer.Trace_ELBO())
+    loop: Any = infer.SVI(large.model, guide, numpyro.optim.Adam(rate), infer.Trace_ELBO())
     state = loop.init(jax.random.key(0), **large.data)
     static = {key: value for key, value in large.data.items() if isinstance(value, int)}
     arrays = {key: value for key, value in large.data.items() if key not in static}

@@ -10,6 +10,10 @@ import numpyro
 import numpyro.distributions as dist
 
 
+sample: Any = numpyro.sample
+"""Whose result may be used as an array."""
+
+
 class LargeModel(NamedTuple):
     """A NumPyro model and the arguments of its call."""
 
@@ -32,11 +36,11 @@ def bradley_terry(num_players: int = 5013, num_matches: int = 164_936) -> LargeM
     }
 
     def model(winner, loser, num_players):
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+        sigma = sample("sigma", dist.HalfNormal(1.0))
         with numpyro.plate("players", num_players):
-            skill = numpyro.sample("skill", dist.Normal(0.0, sigma))
+            skill = sample("skill", dist.Normal(0.0, sigma))
         with numpyro.plate("matches", len(winner)):
-            numpyro.sample("win", dist.Bernoulli(logits=skill[winner] - skill[loser]), obs=jnp.ones(len(winner)))
+            sample("win", dist.Bernoulli(logits=skill[winner] - skill[loser]), obs=jnp.ones(len(winner)))
 
     return LargeModel(model, data)
 
@@ -67,22 +71,22 @@ def households(num_sites: int = 7, num_households: int = 35_000) -> LargeModel:
 
     def varying(name, num_sites, width, scale):
         """Coefficients that vary between sites around a common mean."""
-        mean = numpyro.sample(f"{name}_mean", dist.Normal(0.0, scale).expand([width]).to_event(1))
-        spread = numpyro.sample(f"{name}_spread", dist.HalfCauchy(1.0).expand([width]).to_event(1))
+        mean = sample(f"{name}_mean", dist.Normal(0.0, scale).expand([width]).to_event(1))
+        spread = sample(f"{name}_spread", dist.HalfCauchy(1.0).expand([width]).to_event(1))
         with numpyro.plate(f"{name}_sites", num_sites):
-            return numpyro.sample(name, dist.Normal(mean, spread).to_event(1))
+            return sample(name, dist.Normal(mean, spread).to_event(1))
 
     def model(site, loan, kind, tail, site_of_size, loan_of_size, log_size, num_sites):
         base, effect = (varying(name, num_sites, 2, 5.0) for name in ("kind_base", "kind_effect"))
         logits = jnp.pad(base[site] + loan[:, None] * effect[site], ((0, 0), (1, 0)))
         with numpyro.plate("households", len(kind)):
-            numpyro.sample("kind", dist.Categorical(logits=logits), obs=kind)
+            sample("kind", dist.Categorical(logits=logits), obs=kind)
         location, shift = (varying(name, num_sites, 2, 10.0) for name in ("location", "location_effect"))
         log_scale, log_shift = (varying(name, num_sites, 2, 5.0) for name in ("scale", "scale_effect"))
         mean = location[site_of_size, tail] + loan_of_size * shift[site_of_size, tail]
         scale = jnp.exp(log_scale[site_of_size, tail] + loan_of_size * log_shift[site_of_size, tail])
         with numpyro.plate("sizes", len(log_size)):
-            numpyro.sample("log_size", dist.Normal(mean, scale), obs=log_size)
+            sample("log_size", dist.Normal(mean, scale), obs=log_size)
 
     return LargeModel(model, data)
 
@@ -105,17 +109,17 @@ def crossed(num_rows: int = 100_000, num_users: int = 1_000, num_items: int = 40
     }
 
     def model(user, item, x, y, num_users, num_items):
-        intercept = numpyro.sample("intercept", dist.Normal(0.0, 2.0))
-        slopes = numpyro.sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-        user_scale = numpyro.sample("user_scale", dist.HalfNormal(1.0))
-        item_scale = numpyro.sample("item_scale", dist.HalfNormal(1.0))
+        intercept = sample("intercept", dist.Normal(0.0, 2.0))
+        slopes = sample("slopes", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+        user_scale = sample("user_scale", dist.HalfNormal(1.0))
+        item_scale = sample("item_scale", dist.HalfNormal(1.0))
         with numpyro.plate("users", num_users):
-            of_user = numpyro.sample("of_user", dist.Normal(0.0, user_scale))
+            of_user = sample("of_user", dist.Normal(0.0, user_scale))
         with numpyro.plate("items", num_items):
-            of_item = numpyro.sample("of_item", dist.Normal(0.0, item_scale))
+            of_item = sample("of_item", dist.Normal(0.0, item_scale))
         with numpyro.plate("rows", len(y)):
             logits = intercept + x @ slopes + of_user[user] + of_item[item]
-            numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+            sample("y", dist.Bernoulli(logits=logits), obs=y)
 
     return LargeModel(model, data)
 

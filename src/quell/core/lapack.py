@@ -58,7 +58,7 @@ def one_matrix_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
             return out
 
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(arrays)
-        out = jaxpr_as_fun(_looped(closed))(*jax.tree.leaves(arrays))
+        out = jaxpr_as_fun(looped(closed))(*jax.tree.leaves(arrays))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(shape), out), kept[-1])
 
     return call
@@ -74,10 +74,10 @@ def _jaxlib() -> tuple[int, ...]:
     return tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3] if part.isdigit())
 
 
-def _looped(program: Any) -> Any:
+def looped(program: Any) -> Any:
     """A program, open or closed, with loops instead of its batched calls; what is no such program stays as it is."""
     if isinstance(program, ClosedJaxpr):
-        return program.replace(jaxpr=_looped(program.jaxpr))
+        return program.replace(jaxpr=looped(program.jaxpr))
     if not isinstance(program, Jaxpr) or not any(map(_is_batched, equations(program))):
         return program
     return program.replace(eqns=[_looped_equation(equation) for equation in program.eqns])
@@ -85,7 +85,7 @@ def _looped(program: Any) -> Any:
 
 def _looped_equation(equation: Any) -> Any:
     if not _is_batched(equation):
-        return equation.replace(params=jax.tree.map(_looped, equation.params))
+        return equation.replace(params=jax.tree.map(looped, equation.params))
     shapes = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
     (loop,) = jax.make_jaxpr(jax.jit(functools.partial(_loop, equation)))(*shapes).eqns
     return loop.replace(invars=equation.invars, outvars=equation.outvars)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.core.compilation import quick_jit
+from quell.core.tiers import tiered_jit
 from quell.data.access import num_rows, row_blocks
 from quell.evaluation import Problem
 from quell.families.sample import draw_latents
@@ -80,7 +80,7 @@ def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]
     return np.concatenate([np.asarray(_likelihoods(jnp.asarray, model, rows, latents)) for _, rows in blocks], axis=1)
 
 
-@quick_jit
+@tiered_jit
 def _prior_and_q(problem: Problem, params: PyTree, latents: Float[Array, "sample latent"]) -> tuple[Array, Array]:
     def one(z: Float[Array, "latent"]) -> tuple[Array, Array]:
         return problem.model.prior.log_prob(z), problem.family.log_prob(params, z)
@@ -88,7 +88,7 @@ def _prior_and_q(problem: Problem, params: PyTree, latents: Float[Array, "sample
     return jax.lax.map(one, latents, batch_size=_batch_size(latents, DATA_CHUNK))
 
 
-@quick_jit
+@tiered_jit
 def _likelihoods(
     reduce: Callable[[Array], Array], model: AbstractModel, rows: PyTree, latents: Float[Array, "sample latent"]
 ) -> Float[Array, "sample *datum"]:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, PyTree
 
-from quell.families import Capability
+from quell.core.tiers import tiered_jit
+from quell.families import AbstractFamily, Capability
 from quell.fit.status import Status
 
 if TYPE_CHECKING:
@@ -92,9 +94,9 @@ def _of_precision(result: "FitResult") -> str | None:
     family, params = result.problem.family, result.params
     if family.refuses(Capability.MOMENTS) is not None:
         return None
-    mean, std = family.mean(params), jnp.sqrt(family.variance(params))
-    eps = float(jnp.finfo(mean.dtype).eps)
-    lost = int(jnp.sum(std < 10 * eps * jnp.abs(mean)))
+    mean, variance = map(np.asarray, _moments(family, params))
+    eps = float(np.finfo(mean.dtype).eps)
+    lost = int(np.sum(np.sqrt(variance) < 10 * eps * np.abs(mean)))
     if not lost:
         return None
     remedy = "centre or scale the data" if eps < 1e-10 else "call `jax.config.update('jax_enable_x64', True)`"
@@ -102,6 +104,11 @@ def _of_precision(result: "FitResult") -> str | None:
         f"{lost:,} of {mean.size:,} standard deviations are below what {mean.dtype} can tell from the mean beside "
         f"them: {remedy}."
     )
+
+
+@tiered_jit
+def _moments(family: AbstractFamily, params: PyTree) -> tuple[Array, Array]:
+    return family.mean(params), family.variance(params)
 
 
 def _of_elbo(result: "FitResult") -> str | None:

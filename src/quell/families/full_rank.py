@@ -4,6 +4,7 @@
 import math
 
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
@@ -14,7 +15,7 @@ from quell.families.full_rank_algebra import FullRankAlgebra
 from quell.families.full_rank_geometry import FullRankGeometry
 from quell.families.full_rank_gram import FullRankDraw
 from quell.families.gaussian import Gaussian
-from quell.families.location_scale import LocationScale, diagonal_from, scale_tril, standard_normal
+from quell.families.location_scale import LocationScale, constant, diagonal_from, scale_tril, standard_normal
 from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 
 
@@ -63,7 +64,7 @@ class FullRank(AbstractFamily):
 
     def init(self, *, dtype: DTypeLike | None = None) -> LocationScale:
         start = math.log(self.init_scale) if self.log_scale else self.init_scale
-        return LocationScale(jnp.zeros(self.dim, dtype), start * jnp.eye(self.dim, dtype=dtype))
+        return LocationScale(constant(0.0, (self.dim,), dtype), constant(start * np.eye(self.dim), None, dtype))
 
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
         return standard_normal(key, num, self.dim, dtype)

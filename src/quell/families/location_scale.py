@@ -2,10 +2,11 @@
 """What the Gaussian families share: their parameters, the transform of the diagonal, and standard normal noise."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
@@ -39,6 +40,12 @@ def scale_tril(raw: Float[Array, "latent latent"], *, log_scale: bool) -> Float[
     r"""The triangular matrix \(L\) from its parameters."""
     diagonal = diagonal_from(jnp.diagonal(raw), log_scale=log_scale).value
     return jnp.tril(raw, -1) + jnp.diag(diagonal)
+
+
+def constant(value: Any, shape: tuple[int, ...] | None, dtype: DTypeLike | None) -> Array:
+    """An array of one value, or of given ones, made without a compiler."""
+    made = np.asarray(value, jnp.result_type(float if dtype is None else dtype))
+    return jnp.asarray(made if shape is None else np.full(shape, made))
 
 
 def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:

@@ -5,13 +5,14 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_positive
 from quell.families.base import AbstractFamily, Capability
 from quell.families.gaussian import Gaussian
-from quell.families.location_scale import standard_normal
+from quell.families.location_scale import constant, standard_normal
 from quell.families.low_rank_algebra import LowRankAlgebra
 from quell.families.low_rank_geometry import LowRankGeometry
 from quell.families.low_rank_params import LowRankParams, covariance_product, whitened_factor
@@ -64,10 +65,9 @@ class LowRank(AbstractFamily):
         return frozenset({Capability.ENTROPY, Capability.MOMENTS, Capability.GAUSSIAN, Capability.GEOMETRY})
 
     def init(self, *, dtype: DTypeLike | None = None) -> LowRankParams:
-        angles = jnp.outer(jnp.arange(1, self.dim + 1), jnp.arange(1, self.rank + 1))
-        factor = START * self.init_scale * jnp.cos(angles)
-        log_scale = jnp.full(self.dim, math.log(self.init_scale), dtype)
-        return LowRankParams(jnp.zeros(self.dim, dtype), log_scale, factor.astype(log_scale.dtype))
+        angles = np.outer(np.arange(1, self.dim + 1), np.arange(1, self.rank + 1))
+        loc, log_scale = (constant(value, (self.dim,), dtype) for value in (0.0, math.log(self.init_scale)))
+        return LowRankParams(loc, log_scale, constant(START * self.init_scale * np.cos(angles), None, dtype))
 
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample noise"]:
         return standard_normal(key, num, self.dim + self.rank, dtype)

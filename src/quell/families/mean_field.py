@@ -14,7 +14,7 @@ from quell.families.base import AbstractFamily, Capability
 from quell.families.coordinate_blocks import AbstractBlockAlgebra, DenseBlock, Start, block_of
 from quell.families.factored import Exact, FactoredGradient, Path
 from quell.families.gaussian import Gaussian
-from quell.families.location_scale import LocationScale, diagonal_from, standard_log_prob, standard_normal
+from quell.families.location_scale import LocationScale, constant, diagonal_from, standard_log_prob, standard_normal
 from quell.families.mean_field_geometry import MeanFieldGeometry
 from quell.families.transport import DIAGONAL, MIRRORED, AbstractTransport
 from quell.models.quadratic import Quadratic, squares_in_rows
@@ -61,7 +61,7 @@ class MeanField(AbstractFamily):
 
     def init(self, *, dtype: DTypeLike | None = None) -> LocationScale:
         start = math.log(self.init_scale) if self.log_scale else self.init_scale
-        return LocationScale(jnp.zeros(self.dim, dtype), jnp.full(self.dim, start, dtype))
+        return LocationScale(*(constant(value, (self.dim,), dtype) for value in (0.0, start)))
 
     def noise(self, key: Key[Array, ""], num: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:
         return standard_normal(key, num, self.dim, dtype)

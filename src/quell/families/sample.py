@@ -5,7 +5,7 @@ import jax
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_key
-from quell.core.compilation import quick_jit
+from quell.core.tiers import tiered_jit
 from quell.families.base import AbstractFamily
 
 
@@ -18,7 +18,7 @@ def draw_latents(
     return _latents(family, params, key, num)
 
 
-@quick_jit
+@tiered_jit
 def _latents(family: AbstractFamily, params: PyTree, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
     noise = family.noise(key, num, jax.tree.leaves(params)[0].dtype)
     return family.algebra(params, noise).latents(family.sampling)

@@ -206,7 +206,8 @@ class FitLoop:
         before, ends = self.step, jnp.asarray(until.reshape(plan.key.shape), jnp.int32)
         if not before.any():
             state = eqx.tree_at(lambda s: s.algorithm.params, state, plan.first_params(plan.key, state.params))
-        state, infos = loop.run_chunk(plan.algorithm, plan.policy, plan.key, state, ends, plan.fit_mesh)
+        run = loop.run_rounds if isinstance(plan.algorithm, Newton) else loop.run_chunk
+        state, infos = run(plan.algorithm, plan.policy, plan.key, state, ends, plan.fit_mesh)
         infos = jax.device_get(infos)
         after = []
         for number, count in enumerate((np.atleast_1d(jax.device_get(state.step)) - before).tolist()):

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
-from quell.core.compilation import quick_jit
 from quell.core.estimate import Estimate
+from quell.core.tiers import tiered_jit
 from quell.data.access import on_disk
 from quell.evaluation import has_exact_elbo
 from quell.families import Capability
@@ -46,7 +46,7 @@ def measure_gap(gradient: Gradient, params: PyTree) -> Estimate | None:
     return None if found.has_given_up else Estimate(float(found.gap), float(found.gap_error))
 
 
-@quick_jit
+@tiered_jit
 def _judged(newton: Newton, state: AlgorithmState) -> NewtonState:
     def step(number: Int[Array, ""], state: AlgorithmState) -> AlgorithmState:
         phase = jnp.asarray([Phase.EVALUATE, Phase.MEASURE, Phase.JUDGE], jnp.int32)[number]

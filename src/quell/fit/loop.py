@@ -8,6 +8,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key
 
 from quell.core.compilation import quick_jit
+from quell.core.tiers import tiered_jit
 from quell.fit.algorithm import Algorithm
 from quell.fit.history import History
 from quell.fit.newton import Newton
@@ -20,8 +21,7 @@ FIT_AXIS = "fit"
 """Name of the axis of devices that fits are spread over."""
 
 
-@quick_jit
-def run_chunk(
+def _run_chunk(
     algorithm: Algorithm | Newton,
     policy: StepPolicy,
     key: Key[Array, "*fit"],
@@ -50,6 +50,13 @@ def run_chunk(
         check_vma=False,
     )
     return run(arrays, policy, key, state, until)
+
+
+run_chunk = quick_jit(_run_chunk)
+"""For thousands of steps."""
+
+run_rounds = tiered_jit(_run_chunk)
+"""For a few, which a small model has taken before a compiler would have begun."""
 
 
 def _run(

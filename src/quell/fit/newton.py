@@ -355,8 +355,9 @@ class Newton(eqx.Module):
         """What the fit knows of itself; while other starts are tried the parameters are those of the best."""
         now: NewtonState = state.optimizer
         starts = now.starts
+        is_among = 0 < int(starts.ended) < int(starts.wanted)
         return Outcome(
-            params=select(starts.are_open & (starts.ended > 0), starts.params, state.params),
+            params=starts.params if is_among else state.params,
             num_gradients=int(now.num_gradients),
             gap=Estimate(float(now.gap), float(now.gap_error)) if np.isfinite(now.gap) else None,
             starts_differ=bool(starts.differ),

@@ -87,7 +87,8 @@ class FitPlan(eqx.Module):
             warm_up=warm_up_until(choice, steps),
         )
         start = init_loop(algorithm, params, averages=options.average_from is not None)
-        start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
+        if key.ndim:
+            start = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*key.shape, *leaf.shape)), start)
         key, start = place_state((key, start), options.mesh)
         return cls(algorithm, policy, key, start, options, choice, warm_start)
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from quell.core.compilation import quick_jit
 from quell.core.estimate import Estimate, mean_of
+from quell.core.tiers import tiered_jit
 from quell.evaluation import Problem, exact_elbo, has_exact_elbo
 from quell.families import Capability
 from quell.families.sample import draw_latents
@@ -23,6 +23,7 @@ from quell.fit.gap import measure_gap
 from quell.fit.history import History
 from quell.fit.status import Status
 from quell.gradient import Gradient, GradientState
+from quell.models import AbstractModel
 
 if TYPE_CHECKING:
     from quell.diagnostics import Khat, Summary
@@ -150,7 +151,7 @@ class FitResult(eqx.Module):
 
     def sample(self, key: Key[Array, ""], num: int) -> Any:
         """Draw latents from the fitted distribution, on the scale their user reads, with a leading axis."""
-        return jax.vmap(self.problem.model.constrain)(self.sample_flat(key, num))
+        return _constrained(self.problem.model, self.sample_flat(key, num))
 
     def sample_flat(self, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
         """Draw flat latents."""
@@ -276,12 +277,17 @@ class FitResult(eqx.Module):
         return lines
 
 
+@tiered_jit
+def _constrained(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Any:
+    return jax.vmap(model.constrain)(latents)
+
+
 def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:
     """A summary of a fit is the same each time, unless another key is given."""
     return jax.random.key(0) if key is None else key
 
 
-@quick_jit
+@tiered_jit
 def _exact_elbo_and_error(problem: Problem, params: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
     assert problem.expectation is not None
     return exact_elbo(problem, params), problem.expectation.error(problem.family.gaussian(params))

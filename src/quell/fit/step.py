@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.devices import constrain_state
+from quell.core.tiers import tiered_jit
 from quell.core.trees import select
 from quell.fit.algorithm import Algorithm, AlgorithmState
 from quell.fit.history import History
@@ -87,6 +88,11 @@ def init_loop(algorithm: Algorithm | Newton, params: PyTree, *, averages: bool =
 
     Weak types are made strong, as a step would make them: a state of other types would be compiled for twice.
     """
+    is_spread = not jax.sharding.get_abstract_mesh().empty
+    return (_init if is_spread else tiered_jit(_init))(algorithm, params, averages)
+
+
+def _init(algorithm: Algorithm | Newton, params: PyTree, averages: bool) -> LoopState:
     zero = jnp.zeros((), jnp.int32)
     state = LoopState(algorithm.init(params), TailAverage(params, zero) if averages else None, zero, zero)
     return jax.tree.map(lambda leaf: jax.lax.convert_element_type(leaf, jnp.asarray(leaf).dtype), state)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree
 
-from quell.core.compilation import quick_jit
+from quell.core.tiers import tiered_jit
 from quell.models.base import AbstractModel
 
 Index = Int[np.ndarray, "_"]
@@ -114,7 +114,7 @@ def _values(
     return np.stack([np.asarray(_log_likelihood(model, jnp.asarray(z), batch, jnp.asarray(index))) for z in latents])
 
 
-@quick_jit
+@tiered_jit
 def _log_likelihood(
     model: AbstractModel, z: Float[Array, "latent"], batch: PyTree, index: Int[Array, "row"]
 ) -> Float[Array, "row"]:

@@ -4,7 +4,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from quell.core.compilation import quick_jit_once
+from quell.core.tiers import tiered_jit
 from quell.structure.addends import Addends, Structure
 from quell.structure.forms import Form
 from quell.structure.instructions import run
@@ -69,7 +69,7 @@ def _has_falling_slopes(group: Addends) -> bool:
         return False
     points = np.sinh(np.linspace(-1, 1, POINTS) * np.arcsinh(REACH)).astype(jnp.result_type(float))
     constants = tuple(jnp.asarray(one) for one in group.constants)
-    found = np.asarray(quick_jit_once(run)(group.instructions, constants, [jnp.asarray(points)[None]]))
+    found = np.asarray(tiered_jit(run)(group.instructions, constants, [jnp.asarray(points)[None]]))
     inside = _around_zero(np.all(np.isfinite(found), axis=0))  # exponentials leave what the precision can hold
     values, points = found[:, inside] * np.sign(group.weight)[:, None], points[inside]
     widths, sizes = np.diff(points), np.maximum(np.abs(values), 1.0)

@@ -11,8 +11,8 @@ import numpy as np
 from jax.extend.core import Literal, Primitive
 from jaxtyping import Array
 
-from quell.core.compilation import quick_jit_once
 from quell.core.program import inner_programs
+from quell.core.tiers import tiered_once
 
 CALLS = frozenset(
     {"checkpoint", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "jit", "pjit", "remat", "remat2"}
@@ -194,7 +194,7 @@ class FlatProgram:
             held = [jnp.all(one) for one in jax.lax.map(hold, tried)] if conditions else []
             return [values[one] for one in wanted], [make(values.__getitem__) for make in extra], held
 
-        found, made, held = quick_jit_once(everything)(list(self.known.values()))
+        found, made, held = tiered_once(everything)(list(self.known.values()))
         self.known |= dict(zip(wanted, map(np.asarray, found), strict=True))
         return [[np.asarray(each) for each in one] for one in made], [bool(one) for one in held]
 

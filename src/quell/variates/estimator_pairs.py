@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from quell.approximations import approximate
-from quell.core.compilation import quick_jit_once
+from quell.core.tiers import tiered_once
 from quell.estimators import AbstractEstimator
 from quell.evaluation import Draw, Evaluation, Problem, Sampler
 from quell.families.factored import FactoredGradient
@@ -143,7 +143,7 @@ def _dense_rows(
         trees = [evaluation.algebra.dense(estimate(evaluation)) for estimate in estimates]
         return jnp.stack([jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in trees])
 
-    return quick_jit_once(rows)(params, draw)
+    return tiered_once(rows)(params, draw)
 
 
 def _defined(rows: Float[np.ndarray, "estimate flat"]) -> Bool[np.ndarray, "estimate"]:

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Int
 
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.structure import Access, Structure
 from quell.adapters.numpyro.trace import Rows, Site, base_distribution
-from quell.core.lapack import one_matrix_at_a_time
 from quell.core.program import live_equations, variables
+from quell.core.tiers import tiered_once
 from quell.families import LocationScale
 from quell.models import AbstractPrior
 from quell.models.quadratic import DiagonalCurvature, Quadratic
@@ -54,7 +55,7 @@ class Likelihood(eqx.Module):
     def data(self) -> NumPyroData:
         """All rows."""
         needs_rows = self.access is not Access.SLICED or self.structure.local
-        row = jnp.arange(self.structure.num_data) if needs_rows else None
+        row = jnp.asarray(np.arange(self.structure.num_data)) if needs_rows else None  # which compiles nothing
         return NumPyroData({name: self.call.arrays[name] for name in self.sliced}, row)
 
     def __call__(self, latents: Mapping[str, Array], batch: NumPyroData) -> Float[Array, "datum"]:
@@ -106,9 +107,9 @@ def normal_moments(call: Call, structure: Structure) -> LocationScale | None:
         sites = call.trace(structure.unravel(z), Rows()).sites
         return [_moments_of(sites[name]) for name in structure.names]
 
-    start = jnp.zeros(structure.latent_dim)
-    pieces = jax.jit(one_matrix_at_a_time(moments))(start)  # also inside of a user's own program
-    if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, start):
+    start = np.zeros(structure.latent_dim, jnp.result_type(float))
+    pieces = tiered_once(moments)(start)
+    if structure.other_sites or any(piece is None for piece in pieces) or _depends(moments, jnp.asarray(start)):
         return None
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *pieces)
 

@@ -13,7 +13,7 @@ from quell.adapters.numpyro.addends import Likelihood, NumPyroData
 from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.structure import Access, Structure, read_structure
 from quell.adapters.numpyro.trace import Rows, log_prob, plate_dims
-from quell.core.compilation import quick_jit
+from quell.core.tiers import tiered_jit
 from quell.models import ModelError
 from quell.models.row_difference import random_subsets, row_difference
 
@@ -64,7 +64,9 @@ def choose_access(call: Call, structure: Structure) -> Likelihood:
     if structure.plate is not None:
         indexed = Likelihood(call, structure, Access.INDEXED)
         ways = [indexed, *ways] if structure.subsample_size is not None else [*ways, indexed]
-    among = np.asarray(_rows_at_probes(whole, jnp.arange(structure.num_data))) if ways else np.zeros((0, 0))
+    among = (
+        np.asarray(_rows_at_probes(whole, np.arange(structure.num_data, dtype=np.int32))) if ways else np.zeros((0, 0))
+    )
     return next((way for way in ways if _agrees(way, among)), whole)
 
 
@@ -72,7 +74,7 @@ def _agrees(way: Likelihood, among: Float[np.ndarray, "probe datum"]) -> bool:
     """Whether rows of random minibatches have the likelihood that they have among all; an error counts as no."""
 
     def evaluate(index: np.ndarray) -> np.ndarray:
-        alone = np.asarray(_rows_at_probes(way, jnp.asarray(index)))
+        alone = np.asarray(_rows_at_probes(way, index.astype(np.int32)))
         if not np.array_equal(np.isfinite(alone), np.isfinite(among[:, index])):
             raise ValueError("Rows are finite alone or among all, but not both.")
         return alone
@@ -84,7 +86,7 @@ def _agrees(way: Likelihood, among: Float[np.ndarray, "probe datum"]) -> bool:
         return False
 
 
-@quick_jit
+@tiered_jit
 def _rows_at_probes(likelihood: Likelihood, index: Array) -> Float[Array, "probe datum"]:
     batch: NumPyroData = jax.tree.map(lambda rows: rows[index], likelihood.data())
     structure = likelihood.structure
@@ -97,8 +99,8 @@ def check_joint(call: Call, structure: Structure) -> None:
     Raises:
         ModelError: with the site that is not finite, or both values.
     """
-    ours, theirs = _joint_twice(call, structure)
-    if not bool(jnp.any(jnp.isfinite(ours))):
+    ours, theirs = map(np.asarray, _joint_twice(call, structure))
+    if not np.isfinite(ours).any():
         _raise_not_finite(call, structure)
     if not np.allclose(ours, theirs, rtol=1e-4, atol=1e-4, equal_nan=True):
         raise ModelError(
@@ -107,7 +109,7 @@ def check_joint(call: Call, structure: Structure) -> None:
         )
 
 
-@quick_jit
+@tiered_jit
 def _joint_twice(call: Call, structure: Structure) -> tuple[Float[Array, "probe"], Float[Array, "probe"]]:
     def joint(z: Float[Array, "latent"]) -> tuple[Array, Array]:
         latents = structure.unravel(z)

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A JAX program as a list of NumPy calls."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from quell.core.host.primitives import RULES, key_free
+from quell.core.program import live_equations
+
+CALLS = {
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "remat",
+    "remat2",
+    "checkpoint",
+    "custom_jvp_call",
+    "custom_vjp_call",
+}
+"""Equations that are nothing but the program within them."""
+
+LARGEST_FOLDED = 2**16
+"""Elements of a constant that is computed beforehand."""
+
+EXPECTED_TURNS = 16
+"""Of a loop that ends by itself."""
+
+MICROSECONDS, NANOSECONDS_EACH = 1.5, 3.0
+"""That a NumPy call takes, and in it each element or multiplication; on a common processor, to compare work."""
+
+
+class Unsupported(NotImplementedError):
+    """A program has an equation that NumPy cannot run; the compiler can."""
+
+
+class HostProgram:
+    """A program of JAX, run without a compiler.
+
+    Args:
+        closed: the program. Calls within it are written out, and what depends on constants alone is computed here.
+
+    Attributes:
+        work: about the microseconds of all runs so far, by number and size of the operations, not by the clock.
+        expected_work: of one run, with `EXPECTED_TURNS` of each loop whose number of turns is not known.
+
+    Raises:
+        Unsupported: where an equation has no rule.
+    """
+
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        """Translate the program."""
+        self.work = 0.0
+        if closed.effects:
+            raise Unsupported("effects")
+        if any(_is_key(var.aval) for var in closed.jaxpr.outvars):
+            raise Unsupported("a result that is a random key")
+        self._block = Block(self, closed.jaxpr, [_on_host(const) for const in closed.consts])
+        self.expected_work = self._block.expected_work
+        self._shapes = [(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.outvars]
+
+    def __call__(self, *arguments: Any) -> list[np.ndarray]:
+        """Results, as arrays of NumPy."""
+        with np.errstate(all="ignore"):
+            found = self._block(self._block.prepared(), list(map(_on_host, arguments)))
+        return [np.asarray(one, dtype).reshape(shape) for one, (shape, dtype) in zip(found, self._shapes, strict=True)]
+
+
+class Call(NamedTuple):
+    """One NumPy call.
+
+    Args:
+        function: of the values of some slots.
+        operands: those slots.
+        results: slots of what it returns, a list; or one slot.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[int, ...]
+    results: tuple[int, ...] | int
+
+
+class Block:
+    """A program without calls, on slots for its values.
+
+    Args:
+        owner: that counts the work.
+        jaxpr: of the program.
+        consts: values of its constants.
+        known: values of its first inputs, which stay the same while it runs again and again; `None` where they are not
+            known beforehand. What depends on them alone is computed once.
+    """
+
+    def __init__(self, owner: HostProgram, jaxpr: Any, consts: Sequence[Any], known: Sequence[Any] = ()) -> None:
+        self.owner, self.once, self.calls = owner, list[Call](), list[Call]()
+        self.work_once, self.work, self.loops_work = 0.0, 0.0, 0.0
+        self.values: list[Any] = []
+        names: dict[Any, int] = {}
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            names[var] = self._slot(value)
+        for number, var in enumerate(jaxpr.invars):
+            names[var] = self._slot(known[number] if number < len(known) else None)
+        slots = [names[var] for var in jaxpr.invars]
+        self.fixed = [slot for slot in slots[: len(known)] if self.values[slot] is None]
+        self.inputs, self.invariant = slots[len(known) :], set(self.fixed)
+        self._add(jaxpr, names)
+        self.outputs = [self._read(atom, names) for atom in jaxpr.outvars]
+
+    def prepared(self, fixed: Sequence[Any] = ()) -> list[Any]:
+        """Values of all slots that stay the same in many runs, for those first inputs that were not known."""
+        values = self.values.copy()
+        for slot, argument in zip(self.fixed, fixed, strict=True):
+            values[slot] = argument
+        self.owner.work += self.work_once
+        return _run(self.once, values)
+
+    def __call__(self, prepared: list[Any], arguments: Sequence[Any]) -> list[Any]:
+        """Results, for the other inputs."""
+        values = prepared.copy()
+        for slot, argument in zip(self.inputs, arguments, strict=True):
+            values[slot] = argument
+        self.owner.work += self.work
+        _run(self.calls, values)
+        return [values[slot] for slot in self.outputs]
+
+    @property
+    def expected_work(self) -> float:
+        """Of one run, with that of the loops within."""
+        return self.work_once + self.work + self.loops_work
+
+    def _slot(self, value: Any = None) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _read(self, atom: Any, names: dict[Any, int]) -> int:
+        if not isinstance(atom, Literal):
+            return names[atom]
+        aval: Any = atom.aval
+        return self._slot(np.asarray(atom.val, aval.dtype))
+
+    def _add(self, jaxpr: Any, names: dict[Any, int]) -> None:
+        """Translate the equations of a program whose inputs have slots."""
+        for equation in live_equations(jaxpr):
+            operands = [self._read(atom, names) for atom in equation.invars]
+            inner = self._inner(equation, operands)
+            if inner is not None:
+                closed, operands = inner
+                inside = dict(zip(closed.jaxpr.invars, operands, strict=True))
+                inside |= {
+                    v: self._slot(_on_host(c)) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)
+                }
+                self._add(closed.jaxpr, inside)
+                names |= {o: self._read(i, inside) for o, i in zip(equation.outvars, closed.jaxpr.outvars, strict=True)}
+                continue
+            names |= {var: self._slot() for var in equation.outvars}
+            self._call(equation, operands, [names[var] for var in equation.outvars])
+
+    def _inner(self, equation: Any, operands: list[int]) -> tuple[ClosedJaxpr, list[int]] | None:
+        """The program that stands for an equation: that of a call, or of the branch that is always taken."""
+        name = equation.primitive.name
+        if name in CALLS:
+            found = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params)
+            return (found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())), operands
+        if name == "cond" and (which := self.values[operands[0]]) is not None:
+            branches = equation.params["branches"]
+            return branches[min(max(int(which), 0), len(branches) - 1)], operands[1:]
+        return None
+
+    def _call(self, equation: Any, operands: list[int], results: list[int]) -> None:
+        """Add a call, or what it returns where all operands are known."""
+        name, known = equation.primitive.name, [self.values[slot] for slot in operands]
+        if name in LOOPS:
+            function, expected = LOOPS[name](self.owner, equation, known)
+            self.loops_work += expected
+        else:
+            rule = RULES.get(name)
+            if rule is None or any(_is_foreign(var.aval) for var in equation.outvars):
+                raise Unsupported(f"`{name}`")
+            try:
+                function = rule(equation)
+            except KeyError as error:
+                raise Unsupported(f"`{name}`: {error}") from error
+            size = max((math.prod(var.aval.shape) for var in (*equation.invars, *equation.outvars)), default=1)
+            if size <= LARGEST_FOLDED and all(value is not None for value in known):
+                with np.errstate(all="ignore"):
+                    found = function(*known)
+                for slot, value in zip(results, found if _returns_list(equation) else [found], strict=True):
+                    self.values[slot] = value
+                return
+            work = MICROSECONDS + 1e-3 * NANOSECONDS_EACH * (size if name != "dot_general" else _products(equation))
+            if all(v is not None or slot in self.invariant for slot, v in zip(operands, known, strict=True)):
+                self.invariant.update(results)
+                self.once.append(_call(equation, function, operands, results))
+                self.work_once += work
+                return
+            self.work += work
+        self.calls.append(_call(equation, function, operands, results))
+
+
+def _call(equation: Any, function: Callable[..., Any], operands: list[int], results: list[int]) -> Call:
+    return Call(function, tuple(operands), tuple(results) if _returns_list(equation) else results[0])
+
+
+def _run(calls: list[Call], values: list[Any]) -> list[Any]:
+    """Make calls, which fill slots."""
+    for function, operands, results in calls:
+        found = function(*[values[slot] for slot in operands])
+        if type(results) is int:
+            values[results] = found
+        else:
+            for slot, value in zip(results, found, strict=True):  # pyright: ignore[reportArgumentType]
+                values[slot] = value
+    return values
+
+
+Loop = tuple[Callable[..., list[Any]], float]
+"""A loop or a branch as one call, and its expected work."""
+
+
+def _while(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
+    params = equation.params
+    tests, bodies = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    test = _block(owner, params["cond_jaxpr"], known[:tests])
+    body = _block(owner, params["body_jaxpr"], known[tests:bodies])
+    of_test, of_body = _unknown(known, 0, tests), _unknown(known, tests, bodies)
+
+    def run(*operands: Any) -> list[Any]:
+        to_test, to_body = [operands[n] for n in of_test], [operands[n] for n in of_body]
+        carry = operands[bodies:]
+        test_values, body_values = test.prepared(to_test), body.prepared(to_body)
+        while test(test_values, carry)[0]:
+            carry = body(body_values, carry)
+        return list(carry)
+
+    return run, EXPECTED_TURNS * (test.expected_work + body.expected_work)
+
+
+def _scan(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
+    params = equation.params
+    consts, length = params["num_consts"], params["length"]
+    first = consts + params["num_carry"]
+    body = _block(owner, params["jaxpr"], known[:consts])
+    of_body = _unknown(known, 0, consts)
+    order = range(length)[::-1] if params["reverse"] else range(length)
+    stacked = [(var.aval.shape, key_free(var.aval.dtype)) for var in equation.outvars[params["num_carry"] :]]
+
+    def run(*operands: Any) -> list[Any]:
+        to_body, carry, rows = [operands[n] for n in of_body], list(operands[consts:first]), operands[first:]
+        outs, values = [np.empty(shape, dtype) for shape, dtype in stacked], body.prepared(to_body)
+        for number in order:
+            found = body(values, [*carry, *[row[number] for row in rows]])
+            carry = found[: len(carry)]
+            for out, value in zip(outs, found[len(carry) :], strict=True):
+                out[number] = value
+        return [*carry, *outs]
+
+    return run, length * body.expected_work
+
+
+def _cond(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
+    branches = [_block(owner, branch, known[1:]) for branch in equation.params["branches"]]
+    unknown, last = _unknown(known, 1, len(known)), len(branches) - 1
+
+    def run(*operands: Any) -> list[Any]:
+        branch = branches[min(max(int(operands[0]), 0), last)]
+        return branch(branch.prepared([operands[n] for n in unknown]), ())
+
+    return run, max(branch.expected_work for branch in branches)
+
+
+LOOPS: dict[str, Callable[[HostProgram, Any, list[Any]], Loop]] = {
+    "while": _while,
+    "scan": _scan,
+    "cond": _cond,
+}
+
+
+def _block(owner: HostProgram, closed: ClosedJaxpr, known: list[Any]) -> Block:
+    return Block(owner, closed.jaxpr, [_on_host(const) for const in closed.consts], known)
+
+
+def _unknown(known: list[Any], first: int, last: int) -> list[int]:
+    return [number for number in range(first, last) if known[number] is None]
+
+
+def _returns_list(equation: Any) -> bool:
+    return equation.primitive.multiple_results
+
+
+def _products(equation: Any) -> int:
+    """Multiplications of a product of arrays."""
+    ((summed, _), _) = equation.params["dimension_numbers"]
+    left = equation.invars[0].aval.shape
+    return math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in summed)
+
+
+def _is_key(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
+
+
+def _is_foreign(aval: Any) -> bool:
+    """Whether NumPy has no such numbers: half precision of brains, complex ones that no rule was made for."""
+    dtype = key_free(aval.dtype)
+    return dtype.kind not in "biuf"
+
+
+def _on_host(value: Any) -> Any:
+    """An array of NumPy; of random keys, their 64 bits."""
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        words = np.asarray(jax.random.key_data(value)).astype(np.uint64)
+        return (words[..., 0] << np.uint64(32)) | words[..., 1]
+    return np.asarray(value)

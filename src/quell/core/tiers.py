@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that NumPy runs, until the compiler would have been the shorter way."""
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import jaxpr_as_fun
+
+from quell.core.compilation import quick_jit, quick_jit_once, quick_options
+from quell.core.host import HostProgram, Unsupported
+from quell.core.lapack import looped
+from quell.core.program import equations
+
+COMPILE_MICROSECONDS = 700.0
+"""That the compiler takes for an equation, at the effort of `quick_jit`."""
+
+MOST_PROGRAMS = 256
+"""That are kept, those of the latest calls."""
+
+
+def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a function as NumPy calls, and compile it where its runs have taken as long as that would.
+
+    The first answer of a small program is there before a compiler would have begun; a program with a long loop or
+    large arrays is compiled at once, and one that is called often in the end. What is run where depends on the program
+    and on the calls before, never on the clock. Results are the same up to rounding.
+
+    Args:
+        function: of any arguments; what is not an array is static. It is traced once for all arrays of the same shapes.
+    """
+    compiled = quick_jit(function)
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        arrays, static = eqx.partition(args, eqx.is_array)
+        leaves, tree = jax.tree.flatten(arrays)
+        rest, rest_tree = jax.tree.flatten(static)
+        if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in rest):
+            return compiled(*args)
+        kinds = tuple(map(_kind, leaves))
+        program = _program(function, tree, kinds, rest_tree, tuple(rest), tuple(map(type, rest)), _config())
+        return program(leaves)
+
+    return call
+
+
+def tiered_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run like `tiered_jit` a closure that is called once; its program is not kept."""
+
+    def call(*arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        leaves = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
+        if _is_special() or not all(map(_is_here, leaves)):
+            return quick_jit_once(function)(*arguments)
+        return TieredProgram(lambda *given: function(*jax.tree.unflatten(tree, given)), tuple(map(_kind, leaves)))(
+            leaves
+        )
+
+    return call
+
+
+class TieredProgram:
+    """A program for arrays of some shapes.
+
+    Args:
+        function: of the arrays.
+        kinds: shape, dtype and weakness of the dtype of each.
+    """
+
+    def __init__(self, function: Callable[..., Any], kinds: tuple[tuple[Any, ...], ...]) -> None:
+        """Trace the function."""
+        kept = []
+
+        def of_arrays(*leaves: Any) -> Any:
+            out, rest = eqx.partition(function(*leaves), eqx.is_array)
+            kept.append(rest)
+            return out
+
+        shapes = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
+        self.closed, self.shape = jax.make_jaxpr(of_arrays, return_shape=True)(*shapes)
+        self.rest = kept[-1]
+        self.most_work = COMPILE_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
+        try:
+            self.host = HostProgram(self.closed)
+        except Unsupported:
+            self.host = None
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        """The results of the function."""
+        if self.host is not None and self.host.work + self.host.expected_work > self.most_work:
+            self.host = None
+        found = self.compiled(*leaves) if self.host is None else jax.device_put(self.host(*leaves))
+        return eqx.combine(jax.tree.unflatten(jax.tree.structure(self.shape), found), self.rest)
+
+    @functools.cached_property
+    def compiled(self) -> Callable[..., Any]:
+        """By XLA."""
+        backend = jax.default_backend()
+        closed = looped(self.closed) if backend == "cpu" else self.closed
+        return jax.jit(jaxpr_as_fun(closed), compiler_options=quick_options(backend))
+
+
+@functools.lru_cache(maxsize=MOST_PROGRAMS)
+def _program(
+    function: Callable[..., Any],
+    tree: Any,
+    kinds: tuple[tuple[Any, ...], ...],
+    rest_tree: Any,
+    rest: tuple[Any, ...],
+    types: tuple[type, ...],
+    config: tuple[Any, ...],
+) -> TieredProgram:
+    del types, config  # they tell apart what compares equal
+    static = jax.tree.unflatten(rest_tree, rest)
+    return TieredProgram(lambda *leaves: function(*eqx.combine(jax.tree.unflatten(tree, leaves), static)), kinds)
+
+
+def _is_here(leaf: Any) -> bool:
+    """Whether an array is one of numbers, on one device."""
+    return isinstance(leaf, np.ndarray | np.generic) or (
+        not isinstance(leaf, Tracer) and len(leaf.sharding.device_set) == 1
+    )
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    is_weak = bool(getattr(leaf, "weak_type", False))
+    return leaf.shape, leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.canonicalize_dtype(leaf.dtype), is_weak
+
+
+def _is_special() -> bool:
+    """Whether the user wants every operation to be JAX's own, or a mesh of devices."""
+    config: Any = jax.config
+    return config.jax_debug_nans or config.jax_disable_jit or not jax.sharding.get_abstract_mesh().empty
+
+
+def _config() -> tuple[Any, ...]:
+    """What a trace depends on beside its arguments."""
+    config: Any = jax.config
+    return config.jax_enable_x64, config.jax_default_matmul_precision, jax.default_backend()

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX programs by NumPy: the same results as compiled, whatever the program."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.special as jss
+import numpy as np
+import pytest
+from jax import lax
+
+import quell
+from quell.core import tiers
+from quell.core.host import HostProgram, Unsupported
+from quell.core.tiers import TieredProgram, tiered_jit
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(4, 3))
+POSITIVE = np.abs(X) + 0.1
+SPD = np.stack([X[:3].T @ X[:3] + np.eye(3), 2.0 * np.eye(3)])
+INDEX = np.array([2, 0, 7, -1, 3])
+KEY = jax.random.key(7)
+
+UNARY = (
+    "negative abs sign floor ceil exp expm1 log1p sin cos tan sinh cosh tanh arcsinh arctan square isfinite exp2 cbrt"
+)
+
+CASES = {
+    **{name: (getattr(jnp, name), X) for name in UNARY.split()},
+    **{name: (getattr(jnp, name), POSITIVE) for name in ("log", "sqrt", "reciprocal")},
+    **{name: (getattr(jnp, name), np.tanh(X)) for name in ("arcsin", "arccos", "arctanh")},
+    "arccosh": (jnp.arccosh, 1 + POSITIVE),
+    "round": (jnp.round, 3 * X),
+    "rsqrt": (lax.rsqrt, POSITIVE),
+    "erf": (lax.erf, X),
+    "erfc": (lax.erfc, X),
+    "erf_inv": (lax.erf_inv, np.tanh(X)),
+    "gammaln": (jss.gammaln, POSITIVE),
+    "digamma": (jss.digamma, POSITIVE),
+    "igamma": (jss.gammainc, POSITIVE, POSITIVE[::-1]),
+    "betainc": (jss.betainc, POSITIVE, POSITIVE[::-1], 0.5 * np.tanh(POSITIVE)),
+    "i0e": (jss.i0e, X),
+    "logsumexp": (lambda x: jss.logsumexp(x, axis=0), X),
+    "sigmoid": (jax.nn.sigmoid, 100 * X),
+    "softplus": (jax.nn.softplus, 100 * X),
+    "power": (jnp.power, POSITIVE, X),
+    "integer powers": (lambda x: (x**3, x**-2, x**0), X),
+    "remainder": (lambda x, y: (jnp.remainder(x, y), lax.rem(x, y)), X, POSITIVE),
+    "integers divided": (lambda n: (n // 3, lax.div(n, -2), n % 3), np.arange(-4, 5)),
+    "compared": (lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, jnp.maximum(x, y)), X, X[::-1]),
+    "bits": (lambda n: (n & 3, n | 8, n ^ 5, ~n, n << 2, n >> 1, lax.shift_right_logical(n, 31)), np.arange(-4, 5)),
+    "atan2": (jnp.arctan2, X, X[::-1]),
+    "nextafter": (jnp.nextafter, X, X[::-1]),
+    "clipped": (lambda x: jnp.clip(x, -0.5, 0.5), X),
+    "where": (lambda x: jnp.where(x > 0, x, 2.0), X),
+    "chosen": (lambda n, x: lax.select_n(n, x, 2 * x, 3 * x), np.array([0, 1, 2, 1]), X[:, 0]),
+    "cast": (
+        lambda x: (x.astype(int), x.astype(bool), x.astype(jnp.float32), lax.bitcast_convert_type(x, jnp.uint64)),
+        X,
+    ),
+    "shapes": (lambda x: (x.T, x[:, None], x.reshape(2, 6), x[::2, 1:], x[::-1], jnp.squeeze(x[:1])), X),
+    "joined": (lambda x: (jnp.concatenate([x, x], 1), jnp.stack([x, x], 1), jnp.split(x, 2), jnp.unstack(x)), X),
+    "padded": (lambda x: (lax.pad(x, 1.5, [(1, 2, 0), (0, 1, 1)]), lax.pad(x, 0.0, [(-1, 2, 1), (-2, -1, 2)])), X),
+    "cut": (lambda x: (lax.pad(x, 0.0, [(-1, -2, 0), (0, 0, 0)]), lax.pad(x, 0.0, [(-4, 9, 0), (0, 0, 0)])), X),
+    "summed": (
+        lambda x: (x.sum(), x.sum(0), x.prod(1), x.max(0), x.min(), (x > 0).all(0), (x > 0).any(), (x > 0).sum()),
+        X,
+    ),
+    "extremes": (lambda x: (jnp.argmax(x), jnp.argmin(x, 1)), X),
+    "cumulated": (lambda x: (jnp.cumsum(x, 0), lax.cumprod(x, 1, reverse=True), lax.cummax(x), lax.cumlogsumexp(x)), X),
+    "sorted": (lambda x: (jnp.sort(x, 0), jnp.argsort(x, 1), lax.sort([x[:, 0] > 0, x[:, 1]], num_keys=2)), X),
+    "products": (lambda x: (x @ x.T, x.T @ x, jnp.tensordot(x, x, 2), jnp.einsum("ij,ij->i", x, x), x @ x[0]), X),
+    "batched products": (lambda a: (a @ a, jnp.einsum("bij,bkj->kbi", a, a)), SPD),
+    "integer products": (lambda n: n @ n.T, np.arange(6).reshape(2, 3)),
+    "iota": (lambda x: (jnp.arange(5), lax.broadcasted_iota(float, (2, 3), 1), jnp.eye(3), jnp.tril(x)), X),
+    "gathered": (lambda x, n: (x[n], x[:, n % 3], x[n % 4, n % 3], x.at[n].get(mode="fill", fill_value=9.0)), X, INDEX),
+    "gathered and clipped": (lambda x, n: x.at[n].get(mode="clip"), X, INDEX),
+    "taken along": (lambda x: jnp.take_along_axis(x, jnp.argsort(x, 1), 1), X),
+    "gathered in a batch": (jax.vmap(lambda x, n: x[n]), X, INDEX[:4] % 3),
+    "scattered": (lambda x, n: (x.at[n].add(1.0), x.at[n].set(7.0), x.at[n % 4, n % 3].mul(2.0)), X, INDEX),
+    "scattered and clipped": (lambda x, n: x.at[n].add(1.0, mode="clip"), X, INDEX),
+    "scattered extremes": (lambda x, n: (x.at[n].max(0.0), x.at[:, n % 3].min(0.0)), X, INDEX),
+    "scattered in a batch": (jax.vmap(lambda x, n: x.at[n].add(2.0)), X, INDEX[:4] % 3),
+    "transposed gather": (jax.grad(lambda x, n: jnp.sum(jnp.sin(x[n % 4]) * n[:, None])), X, INDEX),
+    "dynamic": (lambda x, n: (lax.dynamic_slice(x, (n, 1), (2, 2)), x.at[n].set(0.0)), X, np.array(3)),
+    "updated": (lambda x, n: lax.dynamic_update_slice(x, jnp.ones((2, 2)), (n, n)), X, np.array(3)),
+    "cholesky": (jnp.linalg.cholesky, SPD),
+    "not positive": (jnp.linalg.cholesky, np.stack([SPD[0], -SPD[1]])),
+    "triangular": (
+        lambda a, x: [
+            lax.linalg.triangular_solve(
+                a[0], x if left else x.T, left_side=left, lower=lower, transpose_a=turned, unit_diagonal=unit
+            )
+            for left in (True, False)
+            for lower in (True, False)
+            for turned in (True, False)
+            for unit in (True, False)
+        ],
+        SPD,
+        X[:3],
+    ),
+    "qr": (lambda x: jnp.abs(jnp.linalg.qr(x)[1]), X),
+    "eigh": (lambda a: jnp.linalg.eigh(a)[0], SPD),
+    "slope of cholesky": (jax.grad(lambda a: jnp.sum(jnp.linalg.cholesky(a @ a.T))), SPD[0]),
+    "random": (lambda k: (jax.random.normal(k, (5,)), jax.random.uniform(k), jax.random.bits(k, (3,), "uint32")), KEY),
+    "random keys": (
+        lambda k: [jax.random.key_data(one) for one in (jax.random.fold_in(k, 3), *jax.random.split(k, 3))],
+        KEY,
+    ),
+    "keys of keys": (jax.vmap(lambda k: jax.random.normal(jax.random.split(k)[1], (2, 2))), jax.random.split(KEY, 3)),
+    "seeded": (lambda n: jax.random.normal(jax.random.key(n)), np.array(11)),
+    "permuted": (lambda k: jax.random.permutation(k, 6), KEY),
+    "while": (lambda x: lax.while_loop(lambda c: c[1] < 5, lambda c: (c[0] * x.sum(), c[1] + 1), (x, 0)), X),
+    "scan": (lambda x: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(3), x, reverse=True), X),
+    "map": (lambda x: lax.map(jnp.sum, x, batch_size=3), X),
+    "cond": (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X),
+    "switch": (lambda x, n: lax.switch(n, [jnp.sin, jnp.cos, jnp.tan], x), X, np.array(5)),
+    "checkpoint": (jax.grad(jax.checkpoint(lambda x: jnp.sum(jnp.sin(jnp.exp(x))))), X),
+    "second derivatives": (jax.hessian(lambda x: jnp.sum(jax.nn.softplus(x) ** 2)), X[0]),
+    "of platforms": (
+        lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
+        X,
+    ),
+}
+"""A function with arguments, for each primitive that has a rule, and for what JAX makes of derivatives and batches."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_compiled_program(name):
+    function, *arguments = CASES[name]
+    arguments = [jnp.asarray(one) for one in arguments]
+    closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    expected, found = jax.tree.leaves(jax.jit(function)(*arguments)), HostProgram(closed)(*arguments)
+    assert len(found) == len(expected) == len(jax.tree.leaves(shape))
+    for one, other in zip(found, expected, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(one, np.asarray(other), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "gammaln", "products", "random", "gathered", "while", "cumulated"])
+def test_single_precision_stays_single(name):
+    function, *arguments = CASES[name]
+    arguments = [one.astype(np.float32) if getattr(one, "dtype", None) == np.float64 else one for one in arguments]
+    closed = jax.make_jaxpr(function)(*arguments)
+    for one, var in zip(HostProgram(closed)(*arguments), closed.jaxpr.outvars, strict=True):
+        assert one.dtype == var.aval.dtype
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), x.dtype), x), "pure_callback"),
+        (lambda x: jax.random.split(jax.random.key(0)), "random key"),
+        (lambda x: x.astype(jnp.bfloat16) + 1, "convert_element_type"),
+    ],
+)
+def test_what_numpy_cannot_do_is_left_to_the_compiler(function, what):
+    with pytest.raises(Unsupported, match=what):
+        HostProgram(jax.make_jaxpr(function)(1.0))
+    compiled = jax.tree.leaves(tiered_jit(function)(jnp.asarray(1.0)))
+    assert all(map(jnp.array_equal, compiled, jax.tree.leaves(jax.jit(function)(1.0))))
+
+
+def test_effects_are_kept():
+    seen = []
+    tiered_jit(lambda x: jax.debug.callback(seen.append, x))(jnp.asarray(2.0))
+    jax.effects_barrier()
+    assert [float(one) for one in seen] == [2.0]
+
+
+def test_a_program_is_compiled_when_its_runs_have_taken_as_long_as_that(monkeypatch):
+    program = TieredProgram(lambda x: jnp.sin(x) + 1, ((((3,)), np.dtype(float), False),))
+    x = jnp.arange(3.0)
+    runs = 0
+    while program.host is not None:
+        np.testing.assert_allclose(program([x]), jnp.sin(x) + 1, rtol=1e-15)
+        runs += 1
+    assert 10 < runs < 10_000
+    np.testing.assert_allclose(program([x]), jnp.sin(x) + 1, rtol=1e-15)
+
+
+def test_a_long_loop_is_compiled_at_once():
+    def function(x):
+        return lax.scan(lambda c, _: (jnp.sin(c), None), x, length=100_000)[0]
+
+    program = TieredProgram(function, (((), np.dtype(float), False),))
+    program([jnp.asarray(1.0)])
+    assert program.host is None
+
+
+def test_a_function_is_traced_once_for_each_kind_of_arguments():
+    traces = []
+
+    @tiered_jit
+    def function(x, word):
+        traces.append(word)
+        return {"twice": 2 * x, "word": word}
+
+    assert function(jnp.ones(2), "a")["word"] == "a"
+    function(jnp.zeros(2), "a")
+    assert traces == ["a"]
+    function(jnp.zeros(3), "a")
+    function(jnp.zeros(3), "b")
+    function(jnp.zeros(3), 1)
+    function(jnp.zeros(3), True)
+    assert traces == ["a", "a", "b", 1, True]
+
+
+def test_inside_of_another_program_it_is_a_part_of_that():
+    double = tiered_jit(lambda x: 2 * x)
+    assert float(jax.jit(jax.grad(lambda x: double(x) ** 2))(3.0)) == 24.0
+
+
+def test_a_fit_is_the_same_by_numpy_and_compiled(monkeypatch, key):
+    model = quell.logistic_regression(X, [0, 1, 1, 0])
+    fit = functools.partial(quell.fit, model, quell.FullRank(3), key=key)
+    found = fit()
+    monkeypatch.setattr(tiers, "COMPILE_MICROSECONDS", 0.0)
+    tiers._program.cache_clear()
+    expected = fit()
+    assert found.history.num_steps == expected.history.num_steps
+    for one, other in zip(found.params, expected.params, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
