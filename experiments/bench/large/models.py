@@ -9,7 +9,6 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-
 sample: Any = numpyro.sample
 """Whose result may be used as an array."""
 
