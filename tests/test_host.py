@@ -112,6 +112,10 @@ CASES = {
     "seeded": (lambda n: jax.random.normal(jax.random.key(n)), np.array(11)),
     "permuted": (lambda k: jax.random.permutation(k, 6), KEY),
     "while": (lambda x: lax.while_loop(lambda c: c[1] < 5, lambda c: (c[0] * x.sum(), c[1] + 1), (x, 0)), X),
+    "while in a batch": (
+        jax.vmap(lambda x: lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] * 1.5 + 1, c[1] + x), (x[0], x))),
+        X,
+    ),
     "scan": (lambda x: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(3), x, reverse=True), X),
     "map": (lambda x: lax.map(jnp.sum, x, batch_size=3), X),
     "cond": (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X),
@@ -186,6 +190,14 @@ def test_a_long_loop_is_compiled_at_once():
 
     program = TieredProgram(function, (((), np.dtype(float), False),))
     program([jnp.asarray(1.0)])
+    assert program.host is None
+
+
+def test_a_loop_that_is_longer_than_expected_is_compiled_on_the_way():
+    program = TieredProgram(
+        lambda x: lax.while_loop(lambda c: c < 1e6, lambda c: c + 1.0, x), (((), np.dtype(float), False),)
+    )
+    assert float(program([jnp.asarray(0.0)])) == 1e6
     assert program.host is None
 
 

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
 from quell.core.compilation import quick_jit, quick_jit_once, quick_options
-from quell.core.host import HostProgram, Unsupported
+from quell.core.host import HostProgram, TooLong, Unsupported
 from quell.core.lapack import looped
 from quell.core.program import equations
 
@@ -86,16 +86,26 @@ class TieredProgram:
         self.rest = kept[-1]
         self.most_work = COMPILE_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
         try:
-            self.host = HostProgram(self.closed)
+            self.host = HostProgram(self.closed, self.most_work)
         except Unsupported:
             self.host = None
 
     def __call__(self, leaves: list[Any]) -> Any:
         """The results of the function."""
-        if self.host is not None and self.host.work + self.host.expected_work > self.most_work:
-            self.host = None
-        found = self.compiled(*leaves) if self.host is None else jax.device_put(self.host(*leaves))
+        found = self._on_host(leaves)
+        found = self.compiled(*leaves) if found is None else found
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(self.shape), found), self.rest)
+
+    def _on_host(self, leaves: list[Any]) -> list[Any] | None:
+        """The results by NumPy; `None` where the compiler is the shorter way, from now on."""
+        if self.host is None or self.host.work + self.host.expected_work > self.most_work:
+            self.host = None
+            return None
+        try:
+            return jax.device_put(self.host(*leaves))
+        except TooLong:
+            self.host = None
+            return None
 
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:

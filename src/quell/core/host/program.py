@@ -40,11 +40,16 @@ class Unsupported(NotImplementedError):
     """A program has an equation that NumPy cannot run; the compiler can."""
 
 
+class TooLong(RuntimeError):
+    """A program has taken more work than it may; nothing is lost, since it has done nothing but compute."""
+
+
 class HostProgram:
     """A program of JAX, run without a compiler.
 
     Args:
         closed: the program. Calls within it are written out, and what depends on constants alone is computed here.
+        most_work: of all runs together; a loop that goes beyond ends as `TooLong`.
 
     Attributes:
         work: about the microseconds of all runs so far, by number and size of the operations, not by the clock.
@@ -54,9 +59,9 @@ class HostProgram:
         Unsupported: where an equation has no rule.
     """
 
-    def __init__(self, closed: ClosedJaxpr) -> None:
+    def __init__(self, closed: ClosedJaxpr, most_work: float = math.inf) -> None:
         """Translate the program."""
-        self.work = 0.0
+        self.work, self.most_work = 0.0, most_work
         if closed.effects:
             raise Unsupported("effects")
         if any(_is_key(var.aval) for var in closed.jaxpr.outvars):
@@ -122,6 +127,8 @@ class Block:
 
     def __call__(self, prepared: list[Any], arguments: Sequence[Any]) -> list[Any]:
         """Results, for the other inputs."""
+        if self.owner.work > self.owner.most_work:
+            raise TooLong
         values = prepared.copy()
         for slot, argument in zip(self.inputs, arguments, strict=True):
             values[slot] = argument
@@ -234,11 +241,19 @@ def _while(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
         to_test, to_body = [operands[n] for n in of_test], [operands[n] for n in of_body]
         carry = operands[bodies:]
         test_values, body_values = test.prepared(to_test), body.prepared(to_body)
-        while test(test_values, carry)[0]:
-            carry = body(body_values, carry)
+        while np.any(is_going := test(test_values, carry)[0]):
+            after = body(body_values, carry)
+            carry = (
+                after if np.ndim(is_going) == 0 else [_kept(is_going, *pair) for pair in zip(after, carry, strict=True)]
+            )
         return list(carry)
 
     return run, EXPECTED_TURNS * (test.expected_work + body.expected_work)
+
+
+def _kept(is_going: Any, after: Any, before: Any) -> Any:
+    """Of a loop in a batch, those that go on move on."""
+    return np.where(is_going.reshape(is_going.shape + (1,) * (np.ndim(after) - is_going.ndim)), after, before)
 
 
 def _scan(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
