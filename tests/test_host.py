@@ -157,6 +157,7 @@ def test_single_precision_stays_single(name):
         (lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((), x.dtype), x), "pure_callback"),
         (lambda x: jax.random.split(jax.random.key(0)), "random key"),
         (lambda x: x.astype(jnp.bfloat16) + 1, "convert_element_type"),
+        (lambda x: jnp.stack([x, x]).at[0].apply(jnp.cos), "computed"),
     ],
 )
 def test_what_numpy_cannot_do_is_left_to_the_compiler(function, what):

@@ -192,9 +192,20 @@ def test_few_addends_may_see_five_linear_functions():
         assert read_structure(function(number, rows), 6).is_whole == is_read
 
 
-def test_what_the_reader_was_not_made_for_is_sampled():
-    model = quell.Model(lambda z, x: -((x - z.at[0].apply(jnp.cos)[0]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2)
-    problem = quell.Problem(model, quell.MeanField(2))
+def test_elements_that_are_changed_in_place_are_not_moved():
+    assert not read_structure(lambda z: jnp.sum(z.at[0].apply(lambda x: 2 * x) ** 3), 2).is_whole
+    assert read_structure(lambda z: jnp.sum(z.at[0].set(1.0) ** 2), 2).is_whole
+
+
+def test_what_the_reader_was_not_made_for_is_sampled(monkeypatch):
+    problem = quell.Problem(
+        quell.Model(lambda z, x: -((x - z[0]) ** 2), quell.NormalPrior(), jnp.arange(3.0), 2), quell.MeanField(2)
+    )
+
+    def refuse(function, dim):
+        raise NotImplementedError("an operation")
+
+    monkeypatch.setattr("quell.models.base.read_structure", refuse)
     with pytest.warns(UserWarning, match="The structure of the model could not be read"):
         assert quell.evaluation.exactly(problem) is problem
 

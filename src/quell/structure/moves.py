@@ -30,6 +30,8 @@ def moving_operands(step: Step) -> tuple[int, ...]:
     """Which operands have elements that are moved; none where the operation does something else."""
     if step.name == "select_n":  # by constants
         return tuple(range(1, len(step.inputs)))
+    if step.params.get("update_jaxpr") is not None:  # a scatter that computes what it writes
+        return ()
     moving = MOVES.get(step.name, ())
     return tuple(range(len(step.inputs))) if moving is None else moving
 

@@ -40,6 +40,8 @@ def scatter(equation: Any) -> Callable[..., np.ndarray]:
     mode = GatherScatterMode.from_any(equation.params["mode"])
     update = {"scatter-add": np.add, "scatter-mul": np.multiply, "scatter-min": np.minimum, "scatter-max": np.maximum}
     combine = update.get(equation.primitive.name)
+    if combine is None and equation.params["update_jaxpr"] is not None:
+        raise KeyError("an update that is computed")
     operand, updates = equation.invars[0].aval, equation.invars[2].aval
     left_out = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     window = [d for d in range(operand.ndim) if d not in left_out]
