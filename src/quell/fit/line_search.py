@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.core.trees import all_finite, select
 from quell.fit.common_draws import LocalElbo
@@ -30,6 +30,7 @@ class Trial(NamedTuple):
 
     Args:
         share: of the step.
+        params: after it.
         there: the ELBO around the point.
         ratio: of its gain to the predicted one.
         is_better: whether the ratio is large enough, and the ELBO finite.
@@ -38,6 +39,7 @@ class Trial(NamedTuple):
     """
 
     share: Float[Array, ""]
+    params: PyTree
     there: LocalElbo
     ratio: Float[Array, ""]
     is_better: Bool[Array, ""]
@@ -46,15 +48,20 @@ class Trial(NamedTuple):
 
 
 def line_search(
-    along: Callable[[Float[Array, ""]], LocalElbo], here: LocalElbo, solved: TrustStep, stays: Bool[Array, ""]
+    along: Callable[[Float[Array, ""]], tuple[PyTree, LocalElbo]],
+    params: PyTree,
+    here: LocalElbo,
+    solved: TrustStep,
+    stays: Bool[Array, ""],
 ) -> Trial:
     """Shorten a step until it gains a part of what is predicted, or lengthen it while it gains more than that.
 
     An evaluation costs less than a new direction.
 
     Args:
-        along: the ELBO after a share of the step.
-        here: before it.
+        along: the parameters after a share of the step, and the ELBO there.
+        params: before it.
+        here: the ELBO before it.
         solved: the step, with its slope and its predicted gain.
         stays: whether no step is taken: the ELBO is evaluated where it starts.
     """
@@ -65,7 +72,7 @@ def line_search(
 
     def again(best: Trial) -> Trial:
         share = jnp.where(stays, 0.0, best.following)
-        there = along(share)
+        after, there = along(share)
         gain = share * solved.slope + share**2 * (solved.gain - solved.slope)
         ratio = jnp.where(share > 1, best.ratio, (there.value - value + floor) / jnp.maximum(gain + floor, tiny))
         is_finite = all_finite(there._replace(noise=()))
@@ -76,11 +83,11 @@ def line_search(
         may_extend = (share >= 1) & (solved.products > 0)  # what no model predicted cannot surprise
         longer = jnp.where(is_better & may_extend & (ratio > SURPRISE), EXTENSION * share, 0.0)
         following = jnp.where(is_better | best.is_better, longer, shorter)
-        found = Trial(share, there, ratio, is_better | best.is_better, following, best.trials + 1)
+        found = Trial(share, after, there, ratio, is_better | best.is_better, following, best.trials + 1)
         kept = select(is_better | ~best.is_better, found, best)
         return kept._replace(following=following, trials=found.trials)
 
     zero = jnp.zeros_like(value)
     nowhere = jax.tree.map(jnp.zeros_like, here)
-    start = Trial(zero, nowhere, zero, jnp.asarray(False), jnp.ones_like(value), jnp.zeros((), jnp.int32))
+    start = Trial(zero, params, nowhere, zero, jnp.asarray(False), jnp.ones_like(value), jnp.zeros((), jnp.int32))
     return jax.lax.while_loop(lambda best: (best.following > 0) & (best.trials < limit), again, start)

@@ -238,16 +238,24 @@ class Newton(eqx.Module):
 
         def moved(share: Float[Array, ""]) -> PyTree:
             geometry = self.gradient.problem.family.geometry
-            there = geometry.chart(state.params, jax.tree.map(lambda leaf: share * leaf, solved.step))
+
+            def after_step() -> PyTree:
+                return geometry.chart(state.params, jax.tree.map(lambda leaf: share * leaf, solved.step))
+
             if not geometry.knows_curvature:
-                return there
-            return select(leaps, geometry.leap(state.params, now.here.grad, share), there)
+                return after_step()
+            return jax.lax.cond(leaps, lambda: geometry.leap(state.params, now.here.grad, share), after_step)
 
         stays = begins | compares | measures | has_converged | is_too_noisy | only_judges
-        found = line_search(lambda share: self.objective.around(moved(share), draws), now.here, solved, stays)
+
+        def along(share: Float[Array, ""]) -> tuple[PyTree, LocalElbo]:
+            there = moved(share)
+            return there, self.objective.around(there, draws)
+
+        found = line_search(along, state.params, now.here, solved, stays)
         moves, is_whole = found.is_better & ~stays, found.share >= 1
         gained = jnp.where(leaps, found.there.value - now.here.value, solved.gain)
-        params = select(moves, moved(found.share), state.params)
+        params = select(moves, found.params, state.params)
         is_lost = (begins | compares) & ~all_finite(found.there._replace(noise=()))
         here = select(moves | ((begins | compares) & ~is_lost), found.there, now.here)
 
