@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newton steps on common random numbers: the pieces against exact ones, the fits against what is known of them."""
 
+import importlib
 import itertools
 
 import equinox as eqx
@@ -265,6 +266,14 @@ def test_a_fit_whose_gap_cannot_be_measured_says_so(monkeypatch):
     result = quell.fit(skewed(), quell.MeanField(1), steps=10, key=jax.random.key(0))
     assert result.status is quell.Status.COMPLETED
     assert any("could not be measured" in text for text in result.warnings)
+
+
+def test_a_gap_that_noise_hides_is_told(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("quell.fit.common_draws"), "MOST_DRAWS", 128)
+    model = quell.Model(lambda z, x: -jnp.cosh(2 * z[0]) + x * jnp.sin(5 * z[0]), quell.NormalPrior(), jnp.ones(1), 1)
+    result = quell.fit(model, quell.MeanField(1), tolerance=1e-6, khat=False, key=jax.random.key(0))
+    assert result.status is quell.Status.NOT_CONVERGED
+    assert any("too few to be told from noise" in text for text in result.warnings)
 
 
 def test_leaps_find_a_log_concave_optimum_in_few_gradients(key):

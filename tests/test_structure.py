@@ -482,3 +482,12 @@ def test_what_is_read_of_a_model_leaves_its_programs_compiled_and_goes_with_it()
     del model
     gc.collect()
     assert alive() is None
+
+
+def test_a_checkpointed_fit_whose_nodes_are_too_few_is_told(tmp_path):
+    model = quell.Model(
+        lambda z, x: -0.015 * jnp.log1p((z[0] / 1e-3) ** 2) + 0 * x, quell.NormalPrior(0.0, 10.0), jnp.zeros(20), 1
+    )
+    kept = quell.Checkpoint(tmp_path / "fit.npz")
+    result = quell.fit(model, quell.MeanField(1), checkpoint=kept, khat=False, key=jax.random.key(0))
+    assert any("The expectations that the fit followed miss" in text for text in result.warnings)
