@@ -13,7 +13,7 @@ from jax import lax
 import quell
 from quell.core import tiers
 from quell.core.host import HostProgram, Unsupported
-from quell.core.tiers import TieredProgram, tiered_jit
+from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 3))
@@ -223,6 +223,12 @@ def test_a_function_is_traced_once_for_each_kind_of_arguments():
 def test_inside_of_another_program_it_is_a_part_of_that():
     double = tiered_jit(lambda x: 2 * x)
     assert float(jax.jit(jax.grad(lambda x: double(x) ** 2))(3.0)) == 24.0
+
+
+def test_a_closure_over_what_another_program_computes_is_a_part_of_that():
+    for run in (tiered_once, tiered_jit):
+        found = jax.jit(lambda x, run=run: run(lambda y: x * y)(np.float64(3.0)))(2.0)
+        assert float(found) == 6.0
 
 
 def test_a_fit_is_the_same_by_numpy_and_compiled(monkeypatch, key):

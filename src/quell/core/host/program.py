@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from quell.core.host.primitives import RULES, key_free
@@ -64,6 +65,8 @@ class HostProgram:
         self.work, self.most_work = 0.0, most_work
         if closed.effects:
             raise Unsupported("effects")
+        if any(isinstance(const, Tracer) for const in closed.consts):
+            raise Unsupported("a constant that is computed by another program")
         if any(_is_key(var.aval) for var in closed.jaxpr.outvars):
             raise Unsupported("a result that is a random key")
         self._block = Block(self, closed.jaxpr, [_on_host(const) for const in closed.consts])
