@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import quell
-from quell.core import tiers
+from quell.core import compilation, tiers
 from quell.core.host import HostProgram, Unsupported
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 
@@ -220,11 +220,22 @@ def test_a_function_is_traced_once_for_each_kind_of_arguments():
     assert traces == ["a", "a", "b", 1, True]
 
 
+@pytest.fixture
+def options(monkeypatch):
+    """Those that users have; tests have others, in the environment."""
+    for module in (tiers, compilation):
+        monkeypatch.setattr(module, "quick_options", lambda backend: {"xla_backend_optimization_level": 1})
+
+
+@pytest.mark.usefixtures("options")
 def test_inside_of_another_program_it_is_a_part_of_that():
+    for run in (tiered_jit, tiered_once):
+        assert float(jax.jit(run(lambda x: 2 * x))(3.0)) == 6.0
     double = tiered_jit(lambda x: 2 * x)
     assert float(jax.jit(jax.grad(lambda x: double(x) ** 2))(3.0)) == 24.0
 
 
+@pytest.mark.usefixtures("options")
 def test_a_closure_over_what_another_program_computes_is_a_part_of_that():
     for run in (tiered_once, tiered_jit):
         found = jax.jit(lambda x, run=run: run(lambda y: x * y)(np.float64(3.0)))(2.0)

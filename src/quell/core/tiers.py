@@ -13,7 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from quell.core.compilation import quick_jit, quick_jit_once, quick_options
 from quell.core.host import HostProgram, TooLong, Unsupported
-from quell.core.lapack import looped
+from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
 COMPILE_MICROSECONDS = 700.0
@@ -39,6 +39,8 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         arrays, static = eqx.partition(args, eqx.is_array)
         leaves, tree = jax.tree.flatten(arrays)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            return one_matrix_at_a_time(function)(*args)  # a part of another program
         rest, rest_tree = jax.tree.flatten(static)
         if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in rest):
             return compiled(*args)
@@ -54,6 +56,8 @@ def tiered_once(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            return one_matrix_at_a_time(function)(*arguments)
         leaves = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
         if _is_special() or not all(map(_is_here, leaves)):
             return quick_jit_once(function)(*arguments)
@@ -112,6 +116,8 @@ class TieredProgram:
         """By XLA."""
         backend = jax.default_backend()
         closed = looped(self.closed) if backend == "cpu" else self.closed
+        if any(isinstance(const, Tracer) for const in closed.consts):  # a part of the program that computes them
+            return jaxpr_as_fun(closed)
         return jax.jit(jaxpr_as_fun(closed), compiler_options=quick_options(backend))
 
 
