@@ -47,6 +47,9 @@ CASES = {
     "power": (jnp.power, POSITIVE, X),
     "integer powers": (lambda x: (x**3, x**-2, x**0), X),
     "remainder": (lambda x, y: (jnp.remainder(x, y), lax.rem(x, y)), X, POSITIVE),
+    "large integers divided": (lambda n: n // 3, np.array([2**62 + 1, -(2**62) - 5])),
+    "floats to integers": (lambda x: x.astype(jnp.int32), np.array([np.nan, np.inf, -np.inf, 3e9, -2.7, 2.7])),
+    "powers of integers": (lambda x, n: jnp.power(x, n), POSITIVE.astype(np.float32), np.arange(3)),
     "integers divided": (lambda n: (n // 3, lax.div(n, -2), n % 3), np.arange(-4, 5)),
     "compared": (lambda x, y: (x < y, x <= y, x > y, x >= y, x == y, x != y, jnp.maximum(x, y)), X, X[::-1]),
     "bits": (lambda n: (n & 3, n | 8, n ^ 5, ~n, n << 2, n >> 1, lax.shift_right_logical(n, 31)), np.arange(-4, 5)),
@@ -98,6 +101,11 @@ CASES = {
             for unit in (True, False)
         ],
         SPD,
+        X[:3],
+    ),
+    "triangular, one of them singular": (
+        lambda a, x: lax.linalg.triangular_solve(a, jnp.stack([x, x]), left_side=True, lower=True),
+        np.stack([SPD[0], np.diag([1.0, 0.0, 2.0])]),
         X[:3],
     ),
     "qr": (lambda x: jnp.abs(jnp.linalg.qr(x)[1]), X),
@@ -165,6 +173,19 @@ def test_what_numpy_cannot_do_is_left_to_the_compiler(function, what):
         HostProgram(jax.make_jaxpr(function)(1.0))
     compiled = jax.tree.leaves(tiered_jit(function)(jnp.asarray(1.0)))
     assert all(map(jnp.array_equal, compiled, jax.tree.leaves(jax.jit(function)(1.0))))
+
+
+def test_what_numpy_refuses_on_the_way_is_left_to_the_compiler():
+    run = tiered_jit(lambda a: jnp.linalg.eigh(a)[0])
+    assert np.isnan(run(jnp.full((2, 2), jnp.nan))).all()
+    np.testing.assert_allclose(run(jnp.eye(2)), 1.0)
+
+
+def test_a_badly_scaled_triangle_is_solved_to_the_last_digits():
+    a, b = np.tril(np.ones((3, 3))) * np.array([1e-8, 1.0, 1e8])[:, None], np.ones((3, 1))
+    closed = jax.make_jaxpr(lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True))(a, b)
+    exact = [1e8, 1.0 - 1e8, 1e-8 - 1.0]
+    np.testing.assert_allclose(HostProgram(closed)(a, b)[0][:, 0], exact, rtol=1e-14)
 
 
 def test_effects_are_kept():

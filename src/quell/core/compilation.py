@@ -27,11 +27,6 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def quick_jit_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile like `quick_jit` a closure that is called once; its program is not kept."""
-    return _compiled(function, jax.default_backend())
-
-
 def quick_lower(function: Callable[..., Any], *args: Any) -> Any:
     """Trace and lower for arguments of these shapes; the result's `compile()` may be called from any thread."""
     return _jitted(function, jax.default_backend()).lower(*args)
@@ -39,10 +34,6 @@ def quick_lower(function: Callable[..., Any], *args: Any) -> Any:
 
 @functools.cache
 def _jitted(function: Callable[..., Any], backend: str) -> Any:
-    return _compiled(function, backend)
-
-
-def _compiled(function: Callable[..., Any], backend: str) -> Any:
     safe = one_matrix_at_a_time(function) if backend == "cpu" else function
     return eqx.filter_jit(safe, compiler_options=quick_options(backend))  # pyright: ignore[reportCallIssue]
 

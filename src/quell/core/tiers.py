@@ -11,8 +11,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from quell.core.compilation import quick_jit, quick_jit_once, quick_options
-from quell.core.host import HostProgram, TooLong, Unsupported
+from quell.core.compilation import quick_jit, quick_options
+from quell.core.host import HostProgram
 from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
@@ -60,10 +60,9 @@ def tiered_once(function: Callable[..., Any]) -> Callable[..., Any]:
             return one_matrix_at_a_time(function)(*arguments)
         leaves = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
         if _is_special() or not all(map(_is_here, leaves)):
-            return quick_jit_once(function)(*arguments)
-        return TieredProgram(lambda *given: function(*jax.tree.unflatten(tree, given)), tuple(map(_kind, leaves)))(
-            leaves
-        )
+            return jax.jit(one_matrix_at_a_time(function))(*arguments)
+        kinds = tuple(map(_kind, leaves))
+        return TieredProgram(lambda *given: function(*jax.tree.unflatten(tree, given)), kinds)(leaves)
 
     return call
 
@@ -91,7 +90,7 @@ class TieredProgram:
         self.most_work = COMPILE_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
         try:
             self.host = HostProgram(self.closed, self.most_work)
-        except Unsupported:
+        except Exception:  # what NumPy cannot do, or not with these constants, the compiler can
             self.host = None
 
     def __call__(self, leaves: list[Any]) -> Any:
@@ -107,7 +106,7 @@ class TieredProgram:
             return None
         try:
             return jax.device_put(self.host(*leaves))
-        except TooLong:
+        except Exception:  # it is too long, or NumPy refuses a number that the compiler does not
             self.host = None
             return None
 

@@ -11,7 +11,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
-from quell.core.host.primitives import RULES, key_free
+from quell.core.host.dtypes import key_free
+from quell.core.host.primitives import RULES
 from quell.core.program import live_equations
 
 CALLS = {
