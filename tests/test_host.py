@@ -126,6 +126,10 @@ CASES = {
     ),
     "scan": (lambda x: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(3), x, reverse=True), X),
     "map": (lambda x: lax.map(jnp.sum, x, batch_size=3), X),
+    "slopes of a scan": (
+        jax.jacfwd(jax.grad(lambda x: lax.scan(lambda c, row: (jnp.sin(c * x) + row, c), x, jnp.outer(x, x))[1].sum())),
+        X[0],
+    ),
     "cond": (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), X),
     "switch": (lambda x, n: lax.switch(n, [jnp.sin, jnp.cos, jnp.tan], x), X, np.array(5)),
     "checkpoint": (jax.grad(jax.checkpoint(lambda x: jnp.sum(jnp.sin(jnp.exp(x))))), X),

@@ -58,7 +58,7 @@ def one_matrix_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
             return out
 
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(arrays)
-        out = jaxpr_as_fun(looped(closed))(*jax.tree.leaves(arrays))
+        out = jaxpr_as_fun(_looped(closed))(*jax.tree.leaves(arrays))
         return eqx.combine(jax.tree.unflatten(jax.tree.structure(shape), out), kept[-1])
 
     return call
@@ -74,18 +74,23 @@ def _jaxlib() -> tuple[int, ...]:
     return tuple(int(part) for part in importlib.metadata.version("jaxlib").split(".")[:3] if part.isdigit())
 
 
-def looped(program: Any) -> Any:
-    """A program, open or closed, with loops instead of its batched calls; what is no such program stays as it is."""
-    if isinstance(program, ClosedJaxpr):
-        return program.replace(jaxpr=looped(program.jaxpr))
-    if not isinstance(program, Jaxpr) or not any(map(_is_batched, equations(program))):
-        return program
-    return program.replace(eqns=[_looped_equation(equation) for equation in program.eqns])
+def looped(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """A program with loops instead of its batched calls, where these may dead-lock."""
+    return _looped(closed) if _is_affected() else closed
+
+
+def _looped(program: Any) -> Any:
+    """Of a program, open or closed; what is no program stays as it is."""
+    if isinstance(program, Jaxpr):  # from JAX 0.11 on, closed ones too
+        if not any(map(_is_batched, equations(program))):
+            return program
+        return program.replace(eqns=[_looped_equation(equation) for equation in program.eqns])
+    return program.replace(jaxpr=_looped(program.jaxpr)) if isinstance(program, ClosedJaxpr) else program
 
 
 def _looped_equation(equation: Any) -> Any:
     if not _is_batched(equation):
-        return equation.replace(params=jax.tree.map(looped, equation.params))
+        return equation.replace(params=jax.tree.map(_looped, equation.params))
     shapes = [jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in equation.invars]
     (loop,) = jax.make_jaxpr(jax.jit(functools.partial(_loop, equation)))(*shapes).eqns
     return loop.replace(invars=equation.invars, outvars=equation.outvars)

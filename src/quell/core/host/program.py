@@ -262,12 +262,12 @@ def _kept(is_going: Any, after: Any, before: Any) -> Any:
 
 def _scan(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
     params = equation.params
-    consts, length = params["num_consts"], params["length"]
-    first = consts + params["num_carry"]
+    length, (consts, carried) = params["length"], _scan_counts(params)
+    first = consts + carried
     body = _block(owner, params["jaxpr"], known[:consts])
     of_body = _unknown(known, 0, consts)
     order = range(length)[::-1] if params["reverse"] else range(length)
-    stacked = [(var.aval.shape, key_free(var.aval.dtype)) for var in equation.outvars[params["num_carry"] :]]
+    stacked = [(var.aval.shape, key_free(var.aval.dtype)) for var in equation.outvars[carried:]]
 
     def run(*operands: Any) -> list[Any]:
         to_body, carry, rows = [operands[n] for n in of_body], list(operands[consts:first]), operands[first:]
@@ -280,6 +280,14 @@ def _scan(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
         return [*carry, *outs]
 
     return run, length * body.expected_work
+
+
+def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """Arrays that every turn sees, and that go from turn to turn."""
+    if "ft_in" in params:  # from JAX 0.11 on
+        consts, carried, _ = params["ft_in"].unpack()
+        return len(consts), len(carried)
+    return params["num_consts"], params["num_carry"]
 
 
 def _cond(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
