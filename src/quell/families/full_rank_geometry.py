@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from quell.families.geometry import AbstractGeometry, least_precision
 from quell.families.location_scale import LocationScale, diagonal_from, scale_tril
@@ -71,16 +71,27 @@ class FullRankGeometry(AbstractGeometry):
 
     def leap(self, params: LocationScale, grad: LocationScale, rate: Float[Array, ""]) -> LocationScale:
         diagonal = math.sqrt(2.0) * jnp.diagonal(grad.scale)  # the chart has other units there
-        return self.move(params, WhitenedDirection(grad.loc, jnp.tril(grad.scale, -1) + jnp.diag(diagonal)), rate)
+        direction = WhitenedDirection(grad.loc, jnp.tril(grad.scale, -1) + jnp.diag(diagonal))
+        is_usable, shrink = _inverse_root(_precision_step(direction, rate), least_precision(rate))
+        return self._shrunk(params, direction, rate, jnp.where(is_usable, shrink, jnp.nan))
 
     def move(
         self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""], scale_rate: float = 1.0
     ) -> LocationScale:
-        tril = scale_tril(params.scale, log_scale=self.log_scale)
-        strict = jnp.tril(direction.scale, -1)
         of_scale = scale_rate * rate
-        step = -of_scale * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
-        shrink = _inverse_root(step, least_precision(of_scale))
+        step = _precision_step(direction, of_scale)
+        is_usable, shrink = _inverse_root(step, least_precision(of_scale))
+        shrink = jax.lax.cond(is_usable, lambda: shrink, lambda: _inverse_root(step + 0.5 * step @ step)[1])
+        return self._shrunk(params, direction, rate, shrink)
+
+    def _shrunk(
+        self,
+        params: LocationScale,
+        direction: WhitenedDirection,
+        rate: Float[Array, ""],
+        shrink: Float[Array, "latent latent"],
+    ) -> LocationScale:
+        tril = scale_tril(params.scale, log_scale=self.log_scale)
         moved = jnp.tril(tril @ shrink)
         loc = params.loc + rate * (moved @ (shrink.T @ direction.loc))
         diagonal = jnp.diagonal(moved)
@@ -95,19 +106,25 @@ def matrix_cotangent(
     return scale * (jnp.tril(jnp.ones(scale.shape[-2:], scale.dtype), -1) + jnp.diag(1.0 / slope))
 
 
-def _inverse_root(step: Float[Array, "latent latent"], least: Float[Array, ""]) -> Float[Array, "latent latent"]:
-    r"""A lower-triangular \(K\) with \(K K^\top = P^{-1}\), where \(P\) is \(I\) plus a symmetric step, or nearly."""
+def _precision_step(direction: WhitenedDirection, rate: Float[Array, ""]) -> Float[Array, "latent latent"]:
+    """What a step adds to the precision, in units of the old one."""
+    strict = jnp.tril(direction.scale, -1)
+    return -rate * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
+
+
+def _inverse_root(
+    step: Float[Array, "latent latent"], least: float | Float[Array, ""] = 0.0
+) -> tuple[Bool[Array, ""], Float[Array, "latent latent"]]:
+    r"""A lower-triangular \(K\) with \(K K^\top = (I + S)^{-1}\) for a symmetric step \(S\), and whether it is usable.
+
+    It is where no factor of the precision is below the least.
+    """
     identity = jnp.eye(step.shape[0], dtype=step.dtype)
-
-    def rooted(precision: Float[Array, "latent latent"]) -> tuple[Array, Array]:
-        # With rows and columns reversed the lower root is an upper one, whose inverse, transposed, is lower again.
-        # That inverse is read from the root of a larger matrix: BLAS's triangular solve for a whole matrix may wait for
-        # threads a hundred times as long.
-        larger = jnp.block([[precision[::-1, ::-1], identity], [identity, _LARGE * identity]])
-        root = jax.lax.linalg.cholesky(larger, symmetrize_input=False)
-        pivots, inverse = jnp.diagonal(root)[: step.shape[0]], root[step.shape[0] :, : step.shape[0]]
-        return pivots, inverse[::-1, ::-1]
-
-    pivots, first = rooted(identity + step)
-    usable = jnp.all(pivots**2 > least)  # false for NaN
-    return jax.lax.cond(usable, lambda: first, lambda: rooted(identity + step + 0.5 * step @ step)[1])
+    # With rows and columns reversed the lower root is an upper one, whose inverse, transposed, is lower again. That
+    # inverse is read from the root of a larger matrix: BLAS's triangular solve for a whole matrix may wait for threads
+    # a hundred times as long.
+    precision = (identity + step)[::-1, ::-1]
+    larger = jnp.block([[precision, identity], [identity, _LARGE * identity]])
+    root = jax.lax.linalg.cholesky(larger, symmetrize_input=False)
+    pivots, inverse = jnp.diagonal(root)[: step.shape[0]], root[step.shape[0] :, : step.shape[0]]
+    return jnp.all(pivots**2 > least), inverse[::-1, ::-1]  # false for NaN
