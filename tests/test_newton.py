@@ -404,9 +404,31 @@ def test_where_no_step_gains_anything_the_fit_ends():
     assert not state.optimizer.has_converged
 
 
+class Rounded(ExactElbo):
+    """An ELBO whose last digits are lost, beyond the rounding of its sum."""
+
+    def _at(self, params, at):
+        value = super()._at(params, at)
+        digits = 1e-3 * jnp.sin(1e7 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)))
+        moved = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(at))
+        return value + jax.lax.stop_gradient(digits + 1e-3 * jnp.sin(1e7 * moved))
+
+
+def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
+    problem = quell.Problem(quadratic()[0], quell.MeanField(3))
+    newton = Newton(quell.Gradient(problem), Rounded(problem), 0.01)
+    state, step = newton.init(), eqx.filter_jit(newton.step)
+    for number in range(100):
+        state, _ = step(jax.random.key(number), state)
+        if newton.has_ended(state):
+            break
+    assert state.optimizer.has_converged
+    assert number < 20
+
+
 def test_a_start_that_finds_nothing_agrees_with_nothing():
     family = quell.MeanField(2)
-    nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init())
+    nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init(), jnp.zeros(()))
     starts = Starts.of(family.init(), nowhere, 6)
     for found, wanted in ((True, 3), (False, 4), (True, 4), (False, 5)):
         starts = starts.add(family.init(), nowhere, jnp.ones(()), 1, 6, jnp.asarray(found), jnp.asarray(False))
@@ -462,6 +484,20 @@ def test_gradients_that_are_not_finite_are_told():
     result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
     assert result.status is quell.Status.NOT_CONVERGED
     assert any("The ELBO was not finite at" in text for text in result.warnings)
+
+
+def test_draws_that_a_fit_leaves_out_are_told():
+    """The density is finite everywhere, and its gradient is NaN in a tail: the slope of a root times zero."""
+    model = quell.Model(
+        lambda z, x: x * jnp.sin(z[0]) + 1e-3 * jnp.sqrt(jnp.maximum(2.9 - z[0], 0.0)),
+        quell.NormalPrior(),
+        jnp.ones(1),
+        1,
+    )
+    result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
+    assert result.status is quell.Status.CONVERGED
+    assert 0 < result.lost_draws < 0.01
+    assert any("left out" in text for text in result.warnings)
 
 
 def test_a_lost_draw_is_left_out_wherever_it_falls():

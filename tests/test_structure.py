@@ -10,6 +10,8 @@ import weakref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 
 import quell
@@ -345,6 +347,26 @@ def test_more_nodes_show_what_is_missed():
     assert abs(narrow) < 1e-9 < 1e-3 < abs(wide)
 
 
+def test_kinks_that_cancel_are_integrated_as_one_smooth_function():
+    """As older versions of NumPyro write the logistic likelihood."""
+
+    def softplus(u):
+        return jnp.maximum(u, 0) + jnp.log1p(jnp.exp(-jnp.abs(u)))
+
+    weights = np.array([-1.0, -2.0])
+    structure = read_structure(lambda z: weights @ softplus(z[:2] - z[2]), 3)
+    (group,) = structure.groups
+    assert (len(group.functions), group.weight.size) == (1, 2)
+    assert is_concave(structure)
+    gaussian = some_gaussian(3, 0.3)
+    nodes, probabilities = np.polynomial.hermite_e.hermegauss(60)
+    rows = np.array([[1.0, 0, -1], [0, 1, -1]])
+    means, sds = rows @ gaussian.mean, np.linalg.norm(rows @ gaussian.factor, axis=1)
+    at = np.logaddexp(0, means[:, None] + sds[:, None] * nodes)
+    exact = weights @ at @ probabilities / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(Expectation.of(structure, float)(gaussian), exact, rtol=1e-9)
+
+
 def test_functions_that_are_nearly_the_same_keep_their_curvature_in_single_precision():
     """Logits whose common part is wide and whose contrasts are narrow: the prior alone decides the first."""
     structure = read_structure(lambda z: 1000.0 * jax.nn.log_softmax(z)[0], 3)
@@ -491,3 +513,27 @@ def test_a_checkpointed_fit_whose_nodes_are_too_few_is_told(tmp_path):
     kept = quell.Checkpoint(tmp_path / "fit.npz")
     result = quell.fit(model, quell.MeanField(1), checkpoint=kept, khat=False, key=jax.random.key(0))
     assert any("The expectations that the fit followed miss" in text for text in result.warnings)
+
+
+@pytest.mark.slow
+def test_a_scale_far_from_the_start_is_found_from_every_key():
+    """Earnings by height, with flat priors: at the start the log density is -1e11, and it is not concave there."""
+    rng = np.random.default_rng(0)
+    height = rng.normal(67, 4, 1000)
+    earnings = -60_000 + 1_260 * height + 19_000 * rng.normal(size=1000)
+
+    def flat(name, support):
+        return numpyro.sample(name, dist.ImproperUniform(support, (), ()))
+
+    def regression(height, earnings):
+        line = flat("intercept", dist.constraints.real) + flat("slope", dist.constraints.real) * height
+        scale = flat("scale", dist.constraints.positive)
+        with numpyro.plate("people", len(height)):
+            numpyro.sample("earnings", dist.Normal(line, scale), obs=earnings)
+
+    with jax.enable_x64(False):
+        model = quell.from_numpyro(regression, height.astype(np.float32), earnings.astype(np.float32))
+        for seed in range(6):
+            result = quell.fit(model, quell.FullRank(3), key=jax.random.key(seed))
+            assert result.status is quell.Status.CONVERGED
+            np.testing.assert_allclose(result.final_elbo.value, -11271.6, atol=0.1)

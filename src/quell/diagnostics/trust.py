@@ -82,6 +82,11 @@ def _of_starts(result: "FitResult") -> str | None:
 def _of_finiteness(result: "FitResult") -> str | None:
     elbo = result.history.elbo
     bad = int(np.sum(~np.isfinite(elbo)))
+    if not bad and result.lost_draws:
+        return (
+            f"The fit left out up to {result.lost_draws:.1%} of its draws, where the log density or its gradient is "
+            "infinite or NaN. A branch that is not taken may have such a gradient: keep its argument in its domain."
+        )
     if not bad:
         return None
     return (

@@ -71,11 +71,13 @@ class LocalElbo(NamedTuple):
         grad: in the coordinates of the geometry's chart.
         noise: half the difference of the gradients of the even and of the odd blocks. It has the distribution that the
             sampling error of `grad` has, and is not correlated with it. Zero for one block, which has no halves.
+        lost: share of the draws that was left out.
     """
 
     value: Float[Array, ""]
     grad: PyTree
     noise: PyTree
+    lost: Float[Array, ""]
 
 
 class Sums(NamedTuple):
@@ -195,7 +197,7 @@ class CommonDraws(eqx.Module):
         value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, found.value / present)
         grad = jax.tree.map(lambda leaf: leaf / present, found.grad)
         noise = jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf / present, 0.0), differ)
-        return LocalElbo(value, grad, noise)
+        return LocalElbo(value, grad, noise, lost / count)
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector."""
@@ -289,7 +291,7 @@ class ExactElbo(eqx.Module):
         """Value and gradient."""
         origin = self.problem.family.geometry.origin(params)
         value, grad = jax.value_and_grad(self._at, argnums=1)(params, origin)
-        return LocalElbo(value, grad, origin)
+        return LocalElbo(value, grad, origin, jnp.zeros_like(value))
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""

@@ -150,6 +150,7 @@ class FitLoop:
                 measured_gap=outcome.gap,
                 num_gradients=outcome.num_gradients,
                 starts_differ=outcome.starts_differ,
+                lost_draws=outcome.lost_draws,
                 has_khat=plan.options.khat,
             )
             for number, (outcome, history) in enumerate(zip(outcomes, self.snapshot.histories, strict=True))

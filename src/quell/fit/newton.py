@@ -42,7 +42,8 @@ LARGEST_RESIDUAL = 0.1
 """Of conjugate gradients, as a share of the gradient; less near the optimum, so that steps converge superlinearly."""
 
 SMALL_RESIDUAL = 1e-3
-"""Where a gap or a noise is measured: directions of little curvature, which conjugate gradients see last, count too."""
+"""Where a gap or a noise is measured: directions of little curvature, which conjugate gradients see last, count too. A
+smaller one is out of reach in single precision."""
 
 FEW = 4.0
 """The noise is measured by as many numbers as there are parameters, and may be this larger over their number."""
@@ -114,12 +115,14 @@ class Outcome(NamedTuple):
         num_gradients: of the log density that were taken.
         gap: nats to the optimum; `None` where the fit has not measured them.
         starts_differ: whether several starts were tried, and ended in different optima.
+        lost_draws: largest share of the draws of a round at which the log density or its gradient was not finite.
     """
 
     params: PyTree
     num_gradients: int
     gap: Estimate | None = None
     starts_differ: bool = False
+    lost_draws: float = 0.0
 
 
 class Newton(eqx.Module):
@@ -173,7 +176,8 @@ class Newton(eqx.Module):
         family = self.gradient.problem.family
         start = family.init() if params is None else params
         dtype, nothing = jax.tree.leaves(start)[0].dtype, family.geometry.origin(start)
-        nowhere = LocalElbo(jnp.zeros((), dtype), nothing, nothing)
+        zero = jnp.zeros((), dtype)
+        nowhere = LocalElbo(zero, nothing, nothing, zero)
         state = NewtonState(
             phase=jnp.asarray(Phase.EVALUATE, jnp.int32),
             draws=Draws(jnp.zeros((), jnp.uint32), *jnp.zeros((2,), jnp.int32)),
@@ -217,7 +221,7 @@ class Newton(eqx.Module):
         leaps = (now.phase == Phase.MOVE) & (now.leaps > 0)
         radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
         most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
-        residual = jnp.minimum(most, jnp.sqrt(jnp.sqrt(inner(way, way))))
+        residual = jnp.clip(jnp.sqrt(jnp.sqrt(inner(way, way))), SMALL_RESIDUAL, most)
         solved = jax.lax.cond(
             begins | compares | leaps,
             lambda: TrustStep.of_nothing(way),
@@ -258,13 +262,15 @@ class Newton(eqx.Module):
         params = select(moves, found.params, state.params)
         is_lost = (begins | compares) & ~all_finite(found.there._replace(noise=()))
         here = select(moves | ((begins | compares) & ~is_lost), found.there, now.here)
+        here = here._replace(lost=jnp.maximum(here.lost, jnp.where(now.starts.are_open, 0.0, now.here.lost)))
 
         growth = jnp.where(jnp.abs(found.ratio - 1) < BEST_DEVIATION, MOST_GROWTH, GROWTH)
         grown = jnp.where((found.ratio > GOOD_RATIO) & ~solved.is_inside, growth * now.radius, now.radius)
         length = found.share * solved.length
         radius = jnp.where(stays | leaps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
         least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
-        is_at_top = moves & is_whole & solved.is_inside & (gained < least)
+        # Where the model promises nothing, a trial that fails has failed by rounding; a leap promises nothing itself.
+        is_at_top = ~stays & ((moves & is_whole) | ~leaps) & solved.is_inside & (gained < least)
         is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
         is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
         is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding
@@ -341,7 +347,7 @@ class Newton(eqx.Module):
         params = select(meets, between, select(closes, starts.params, new))
         return params, after._replace(
             phase=phase,
-            here=select(closes, starts.here, after.here),
+            here=select(closes, starts.here._replace(lost=jnp.zeros_like(here.lost)), after.here),
             radius=jnp.where(restarts, _first_radius(here.grad), after.radius),
             leaps=jnp.where(restarts, self._first_leaps, after.leaps),
             has_given_up=~is_rival & (after.has_given_up | (starts.lost > MOST_LOST_STARTS)),
@@ -369,6 +375,7 @@ class Newton(eqx.Module):
             num_gradients=int(now.num_gradients),
             gap=Estimate(float(now.gap), float(now.gap_error)) if np.isfinite(now.gap) else None,
             starts_differ=bool(starts.differ),
+            lost_draws=float(now.here.lost),
         )
 
     def must_stay_finite(self, state: AlgorithmState) -> PyTree:

@@ -45,6 +45,8 @@ class FitResult(eqx.Module):
         num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees; of an
             exact fit each at all nodes of all addends. A product with its Hessian counts as two.
         starts_differ: whether the fit has tried several starts, and they ended in different optima.
+        lost_draws: largest share of the draws of a round that the fit left out, since the log density or its gradient
+            was not finite; after the first round, whose starts may be far away.
         has_khat: whether `print` and `warnings` take k-hat, and so draws that see all data.
     """
 
@@ -58,6 +60,7 @@ class FitResult(eqx.Module):
     measured_gap: Estimate | None = None
     num_gradients: int = 0
     starts_differ: bool = False
+    lost_draws: float = 0.0
     has_khat: bool = True
 
     @property

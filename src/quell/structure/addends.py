@@ -130,7 +130,41 @@ def _groups(
             waiting += [tuple(part[split.labels == label] for part in addends) for label in np.unique(split.labels)]
         except NotUnderstood:
             num_others += addends[0].size
-    return groups, constant, num_others
+    return _summed(groups), constant, num_others
+
+
+def _summed(groups: list[Addends]) -> list[Addends]:
+    r"""Programs of the same functions as one: so kinks cancel, as in \(\max(u, 0) + \log(1 + e^{-|u|})\)."""
+    found: list[Addends] = []
+    for group in groups:
+        at = next((number for number, one in enumerate(found) if _see_the_same(one, group)), None)
+        if at is None:
+            found.append(group)
+        else:
+            found[at] = _sum(found[at], group)
+    return found
+
+
+def _see_the_same(one: Addends, two: Addends) -> bool:
+    if not one.instructions or not two.instructions or len(one.functions) != len(two.functions):
+        return False
+    parts = [part for pair in zip(one.functions, two.functions, strict=True) for part in zip(*pair, strict=True)]
+    return np.array_equal(one.row, two.row) and all(np.array_equal(*each) for each in parts)
+
+
+def _sum(one: Addends, two: Addends) -> Addends:
+    first, constants = len(one.instructions), len(one.constants)
+
+    def moved(instruction: Instruction) -> Instruction:
+        operands = (at + first if at >= 0 else at for at in instruction.operands)
+        own = (at + constants if at >= 0 else at for at in instruction.constants)
+        return Instruction(instruction.apply, tuple(operands), tuple(own))
+
+    numbers = (*one.constants, *two.constants, one.weight, two.weight)
+    ends, weights = (first - 1, first + len(two.instructions) - 1), (len(numbers) - 2, len(numbers) - 1)
+    total = Instruction(None, ends, (*weights, -1))
+    instructions = (*one.instructions, *map(moved, two.instructions), total)
+    return Addends(np.ones_like(one.weight), one.row, one.functions, instructions, numbers)
 
 
 def _constant(group: Addends) -> float:
