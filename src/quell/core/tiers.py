@@ -22,6 +22,9 @@ COMPILE_MICROSECONDS = 700.0
 MOST_PROGRAMS = 256
 """That are kept, those of the latest calls."""
 
+_ARRAY = object()
+"""The place of an array among what is static."""
+
 
 def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Run a function as NumPy calls, and compile it where its runs have taken as long as that would.
@@ -37,16 +40,15 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        arrays, static = eqx.partition(args, eqx.is_array)
-        leaves, tree = jax.tree.flatten(arrays)
+        found, tree = jax.tree.flatten(args)
+        leaves = [leaf for leaf in found if isinstance(leaf, jax.Array)]
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return one_matrix_at_a_time(function)(*args)  # a part of another program
-        rest, rest_tree = jax.tree.flatten(static)
-        if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in rest):
+        static = tuple(_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in found)
+        if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in static):
             return compiled(*args)
         kinds = tuple(map(_kind, leaves))
-        program = _program(function, tree, kinds, rest_tree, tuple(rest), tuple(map(type, rest)), _config())
-        return program(leaves)
+        return _program(function, tree, kinds, static, tuple(map(type, static)), _config())(leaves)
 
     return call
 
@@ -85,8 +87,8 @@ class TieredProgram:
             return out
 
         shapes = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
-        self.closed, self.shape = jax.make_jaxpr(of_arrays, return_shape=True)(*shapes)
-        self.rest = kept[-1]
+        self.closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*shapes)
+        self.tree, self.rest = jax.tree.structure(shape), kept[-1]
         self.most_work = COMPILE_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
         try:
             self.host = HostProgram(self.closed, self.most_work)
@@ -97,7 +99,8 @@ class TieredProgram:
         """The results of the function."""
         found = self._on_host(leaves)
         found = self.compiled(*leaves) if found is None else found
-        return eqx.combine(jax.tree.unflatten(jax.tree.structure(self.shape), found), self.rest)
+        arrays = jax.tree.unflatten(self.tree, found)
+        return eqx.combine(arrays, self.rest) if jax.tree.leaves(self.rest) else arrays
 
     def _on_host(self, leaves: list[Any]) -> list[Any] | None:
         """The results by NumPy; `None` where the compiler is the shorter way, from now on."""
@@ -125,26 +128,28 @@ def _program(
     function: Callable[..., Any],
     tree: Any,
     kinds: tuple[tuple[Any, ...], ...],
-    rest_tree: Any,
-    rest: tuple[Any, ...],
+    static: tuple[Any, ...],
     types: tuple[type, ...],
     config: tuple[Any, ...],
 ) -> TieredProgram:
     del types, config  # they tell apart what compares equal
-    static = jax.tree.unflatten(rest_tree, rest)
-    return TieredProgram(lambda *leaves: function(*eqx.combine(jax.tree.unflatten(tree, leaves), static)), kinds)
+
+    def of_arrays(*leaves: Any) -> Any:
+        arrays = iter(leaves)
+        return function(*jax.tree.unflatten(tree, [next(arrays) if one is _ARRAY else one for one in static]))
+
+    return TieredProgram(of_arrays, kinds)
 
 
 def _is_here(leaf: Any) -> bool:
-    """Whether an array is one of numbers, on one device."""
-    return isinstance(leaf, np.ndarray | np.generic) or (
-        not isinstance(leaf, Tracer) and len(leaf.sharding.device_set) == 1
-    )
+    """Whether an array is on one device."""
+    return not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    is_weak = bool(getattr(leaf, "weak_type", False))
-    return leaf.shape, leaf.dtype if isinstance(leaf, jax.Array) else jax.dtypes.canonicalize_dtype(leaf.dtype), is_weak
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)  # keys have none
+    return leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype), False
 
 
 def _is_special() -> bool:
