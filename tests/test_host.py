@@ -126,6 +126,7 @@ CASES = {
     ),
     "scan": (lambda x: lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(3), x, reverse=True), X),
     "map": (lambda x: lax.map(jnp.sum, x, batch_size=3), X),
+    "kept in order": (lambda x: lax.optimization_barrier(x) + jax.device_put(np.ones(3)), X),
     "slopes of a scan": (
         jax.jacfwd(jax.grad(lambda x: lax.scan(lambda c, row: (jnp.sin(c * x) + row, c), x, jnp.outer(x, x))[1].sum())),
         X[0],
@@ -177,6 +178,26 @@ def test_what_numpy_cannot_do_is_left_to_the_compiler(function, what):
         HostProgram(jax.make_jaxpr(function)(1.0))
     compiled = jax.tree.leaves(tiered_jit(function)(jnp.asarray(1.0)))
     assert all(map(jnp.array_equal, compiled, jax.tree.leaves(jax.jit(function)(1.0))))
+
+
+def test_arrays_of_numpy_are_arguments_and_the_rest_is_static(monkeypatch):
+    def compiled(function):
+        pytest.fail("a small program was compiled")
+
+    monkeypatch.setattr(tiers, "quick_jit", lambda function: compiled)
+    traced = []
+
+    def function(x, name):
+        traced.append(name)
+        return x + 1, name
+
+    run = tiered_jit(function)
+    for x in (np.zeros(2), np.ones(2), jnp.zeros(2, jnp.asarray(np.zeros(2)).dtype)):
+        found, name = run(x, "a")
+        np.testing.assert_array_equal(found, x + 1)
+        assert name == "a"
+    run(np.zeros(2), "b")
+    assert traced == ["a", "b"]
 
 
 def test_what_numpy_refuses_on_the_way_is_left_to_the_compiler():

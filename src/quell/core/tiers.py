@@ -41,10 +41,10 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         found, tree = jax.tree.flatten(args)
-        leaves = [leaf for leaf in found if isinstance(leaf, jax.Array)]
+        leaves = [leaf for leaf in found if eqx.is_array(leaf)]
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return one_matrix_at_a_time(function)(*args)  # a part of another program
-        static = tuple(_ARRAY if isinstance(leaf, jax.Array) else leaf for leaf in found)
+        static = tuple(_ARRAY if eqx.is_array(leaf) else leaf for leaf in found)
         if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in static):
             return compiled(*args)
         kinds = tuple(map(_kind, leaves))

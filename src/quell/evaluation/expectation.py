@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from quell.core.put import put
 from quell.families.gaussian import Gaussian
 from quell.models.quadrature import gauss_hermite
 from quell.models.row_sum import sum_over_rows
@@ -62,7 +63,7 @@ class Map(eqx.Module):
     def of(cls, linear: Form, dtype: Any) -> "Map":
         """What is the same for all addends is kept once."""
         index, weight, offset = (_once(part) for part in linear)
-        return cls(jnp.asarray(index, jnp.int32), jnp.asarray(weight, dtype), jnp.asarray(offset, dtype))
+        return cls(put(index, np.int32), put(weight, dtype), put(offset, dtype))
 
     def of_vector(self, vector: Float[Array, "latent"]) -> Float[Array, "#addend"]:
         """Without the offset."""
@@ -144,7 +145,7 @@ class Group(eqx.Module):
         functions = addends.functions
         overlap = has_variance and any(_may_overlap(*pair) for pair in itertools.combinations(functions, 2))
         return cls(
-            weight=jnp.asarray(addends.weight, dtype),
+            weight=put(addends.weight, dtype),
             maps=tuple(Map.of(one, dtype) for one in functions),
             aligned=tuple(Map.of(one, dtype) for one in (aligned(functions) if overlap else ())),
             constants=tuple(_as_constant(one, dtype) for one in addends.constants),
@@ -302,7 +303,7 @@ class Expectation(eqx.Module):
             level: of the nodes.
             has_variance: whether the Gaussians have a variance beside their factor.
         """
-        numbers = jnp.asarray(structure.constant, dtype), jnp.asarray(structure.slope, dtype)
+        numbers = put(structure.constant, dtype), put(structure.slope, dtype)
         groups = tuple(Group.of(one, dtype, has_variance=has_variance) for one in structure.groups)
         return cls(*numbers, groups, level)
 
@@ -384,7 +385,7 @@ def _once(part: np.ndarray) -> np.ndarray:
 
 
 def _as_constant(value: np.ndarray, dtype: Any) -> Array:
-    return jnp.asarray(value, dtype if np.issubdtype(value.dtype, np.floating) else None)
+    return put(value, dtype if np.issubdtype(value.dtype, np.floating) else None)
 
 
 def _may_overlap(one: Form, two: Form) -> bool:

@@ -10,6 +10,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
+from quell.core.put import put
+
 LARGE_DRAW = 2**20
 """From this many numbers on, noise is made in a loop."""
 
@@ -45,7 +47,7 @@ def scale_tril(raw: Float[Array, "latent latent"], *, log_scale: bool) -> Float[
 def constant(value: Any, shape: tuple[int, ...] | None, dtype: DTypeLike | None) -> Array:
     """An array of one value, or of given ones, made without a compiler."""
     made = np.asarray(value, jnp.result_type(float if dtype is None else dtype))
-    return jnp.asarray(made if shape is None else np.full(shape, made))
+    return put(made if shape is None else np.full(shape, made))
 
 
 def standard_normal(key: Key[Array, ""], num: int, dim: int, dtype: DTypeLike) -> Float[Array, "sample latent"]:

@@ -4,6 +4,7 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Key
 
@@ -66,7 +67,10 @@ def _run(
     state: LoopState,
     until: Int[Array, "*fit"],
 ) -> tuple[LoopState, History]:
-    """Advance while any fit is going, and keep the diagnostics of each step in a buffer of fixed length."""
+    """Advance while any fit is going, and keep the diagnostics of each step in a buffer of fixed length.
+
+    A step is traced once, for the shapes of its diagnostics and for the body of the loop.
+    """
 
     def step_or_stay(key: Key[Array, ""], now: LoopState, is_going: Bool[Array, ""]) -> tuple[LoopState, History]:
         after, info = take_step(algorithm, policy, key, now)
@@ -80,12 +84,13 @@ def _run(
             return take_step(algorithm, policy, key, now)
         return jax.vmap(step_or_stay)(key, now, is_going(now))
 
+    traced, shapes = jax.make_jaxpr(advance, return_shape=True)(state)
+
     def body(carry: tuple[LoopState, History, Int[Array, ""]]) -> tuple[LoopState, History, Int[Array, ""]]:
         now, history, row = carry
-        after, info = advance(now)
+        after, info = jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(traced)(*jax.tree.leaves(now)))
         return after, jax.tree.map(lambda h, i: h.at[row].set(i), history, info), row + 1
 
-    like = jax.eval_shape(advance, state)[1]
-    buffer = jax.tree.map(lambda leaf: jnp.zeros((BUFFER, *leaf.shape), leaf.dtype), like)
+    buffer = jax.tree.map(lambda leaf: jnp.zeros((BUFFER, *leaf.shape), leaf.dtype), shapes[1])
     start = (state, buffer, jnp.zeros((), jnp.int32))
     return jax.lax.while_loop(lambda carry: jnp.any(is_going(carry[0])), body, start)[:2]

@@ -6,9 +6,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from quell.core.devices import constrain_state
+from quell.core.put import put
 from quell.core.tiers import tiered_jit
 from quell.core.trees import select
 from quell.fit.algorithm import Algorithm, AlgorithmState
@@ -62,7 +64,7 @@ class LoopState(eqx.Module):
 
 
 def _count(number: Any) -> Array:
-    return jnp.asarray(number, jnp.int32)
+    return put(number, np.int32)
 
 
 class StepPolicy(eqx.Module):

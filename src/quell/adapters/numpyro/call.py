@@ -15,6 +15,7 @@ from numpyro.infer.util import potential_energy
 
 from quell.adapters.numpyro.trace import Plates, Rows, Trace, trace_at
 from quell.core.numbers import as_numbers, check_width
+from quell.core.put import put
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 """Positional and keyword arguments of a model."""
@@ -75,7 +76,7 @@ def _as_array(name: str, leaf: Any) -> Array:
     shown = f"args[{name}]" if name.isdigit() else name
     array = as_numbers(shown, leaf)
     check_width(shown, array)
-    return jnp.asarray(array)
+    return put(array)
 
 
 def _name(path: tuple[Any, ...]) -> str:

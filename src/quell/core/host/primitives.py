@@ -166,7 +166,7 @@ def _platform(equation: Any) -> Callable[..., Any]:
 
 
 def _same(equation: Any) -> Callable[..., Any]:
-    return (lambda x: x) if len(equation.outvars) == 1 else lambda *operands: list(operands)
+    return (lambda *operands: list(operands)) if equation.primitive.multiple_results else lambda x: x
 
 
 _KEPT = {
@@ -298,5 +298,6 @@ RULES: dict[str, Rule] = {
     "platform_index": _platform,
     "stop_gradient": _same,
     "copy": _same,
+    "device_put": _same,
     "optimization_barrier": _same,
 }
