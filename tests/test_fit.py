@@ -14,7 +14,7 @@ import tolerances
 from catalogue import ShiftedLogNormal
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
-from quell.fit import driver, loop, step
+from quell.fit import driver, loop, routine, step
 from quell.fit.progress import warn_if_long
 from quell.terms import AbstractTerm
 
@@ -83,6 +83,38 @@ def test_the_length_of_the_chunks_does_not_change_the_fit(key, monkeypatch):
     monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)
     again = _fit(key)
     _assert_same((once.params, once.history), (again.params, again.history))
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.4])
+def test_the_length_of_the_chunks_does_not_change_where_an_exact_fit_ends(rate, key, monkeypatch):
+    """Convergence is looked for on a grid of steps."""
+    optimizer = quell.natural_gradient(quell.Problem(LOGISTIC, quell.FullRank(2)), rate)
+    once = _fit(key, variates="auto", optimizer=optimizer, steps=500, sampler=None)
+    for name, value in (("_FIRST_CHUNK", 1), ("_CHUNK_SECONDS", 0.0), ("_LONG_SECONDS", 0.0)):
+        monkeypatch.setattr(driver, name, value)  # each step is a chunk
+    again = _fit(key, variates="auto", optimizer=optimizer, steps=500, sampler=None)
+    assert once.status is again.status is Status.CONVERGED
+    assert once.history.num_steps == again.history.num_steps < 500
+
+
+def test_fits_that_are_interrupted_are_not_begun_again(key, monkeypatch):
+    """As they would be with more nodes, where the expectations of a fit that has ended are inexact."""
+    monkeypatch.setattr(routine, "is_inexact", lambda plan, result: pytest.fail("an interrupted fit was judged"))
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    results = quell.fit_many(LOGISTIC, quell.FullRank(2), num_fits=2, key=key, callback=interrupt)
+    assert [result.status for result in results] == [Status.INTERRUPTED] * 2
+
+
+def test_a_result_of_a_family_without_moments_is_printed(key):
+    family = ShiftedLogNormal(2)
+    result = quell.fit(LOGISTIC, family, optimizer=ADAM, steps=20, sampler=MINIBATCHES, variates=(), key=key)
+    assert family.refuses(quell.Capability.MOMENTS) is not None
+    assert "elbo" in repr(result)
+    with pytest.raises(ValueError, match="mean"):
+        _ = result.mean
 
 
 def test_a_fit_goes_on_from_given_params(key):
