@@ -622,3 +622,17 @@ def test_figures_of_nothing_and_of_too_much():
 def test_an_unknown_theme_is_refused():
     with pytest.raises(ValueError, match=r"`theme` must be one of light, dark, got 'drak'\. Did you mean 'dark'"):
         plots.plot_elbo(_history(3, 0), theme="drak")
+
+
+def test_a_heavy_tail_of_ratios_that_differ_little_is_no_warning():
+    """The tails of a logistic likelihood are heavier than a normal's, and hold a percent of the weight."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(200, 3))
+    labels = rng.uniform(size=200) < 1 / (1 + np.exp(-features @ np.array([1.0, -1.0, 0.5])))
+    result = quell.fit(quell.logistic_regression(features, labels), quell.FullRank(3), key=jax.random.key(0))
+    found = result.final_khat
+    assert found.value > found.threshold
+    assert found.effective > 0.98
+    assert "near" in found.advice
+    assert result.warnings == ()
+    assert all(result.khat(jax.random.key(seed)).is_good for seed in range(4))

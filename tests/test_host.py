@@ -13,6 +13,7 @@ from jax import lax
 import quell
 from quell.core import compilation, tiers
 from quell.core.host import HostProgram, Unsupported
+from quell.core.put import put
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 
 RNG = np.random.default_rng(0)
@@ -198,6 +199,28 @@ def test_arrays_of_numpy_are_arguments_and_the_rest_is_static(monkeypatch):
         assert name == "a"
     run(np.zeros(2), "b")
     assert traced == ["a", "b"]
+
+
+def test_what_is_written_to_an_array_later_is_not_seen():
+    """`jax.device_put` may share memory, by where that happens to lie: with one of many arrays it would."""
+    for _ in range(50):
+        given = np.zeros(1000, np.float32)
+        kept, same = put(given), tiered_jit(lambda x: x)(given)
+        given[:] = 1
+        assert not np.any(kept)
+        assert not np.any(same)
+
+
+def test_random_bits_of_another_kind_are_those_of_jax():
+    with jax.threefry_partitionable(False):
+        draw = tiered_jit(lambda key: jax.random.normal(key, (3,)))
+        np.testing.assert_allclose(draw(jax.random.key(7)), jax.random.normal(jax.random.key(7), (3,)), rtol=1e-6)
+
+
+def test_zeros_of_either_sign_are_two_programs():
+    run = tiered_jit(lambda x, zero: x / zero)
+    assert run(jnp.ones(()), 0.0) == jnp.inf
+    assert run(jnp.ones(()), -0.0) == -jnp.inf
 
 
 def test_what_numpy_refuses_on_the_way_is_left_to_the_compiler():

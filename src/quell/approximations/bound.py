@@ -6,6 +6,7 @@ from jaxtyping import PyTree
 
 from quell.approximations.base import AbstractApproximation
 from quell.approximations.quadratic_term import AbstractQuadraticTerm
+from quell.core.program import returns_none
 from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import Capability
 from quell.models.quadratic import FactoredCurvature, Quadratic
@@ -43,7 +44,7 @@ class JaakkolaJordan(AbstractApproximation):
         if not isinstance(term, Data):
             return f"the bound is one of the data term, and the {term.name} term was given"
         predictor = problem.model.predictor
-        if predictor is None or predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1)) is None:
+        if predictor is None or returns_none(lambda: predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1))):
             return f"no quadratic bound of the likelihood of {problem.model} is known (logistic regression has one)"
         return problem.family.refuses(Capability.MOMENTS)
 

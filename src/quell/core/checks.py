@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from quell.core.tiers import tiered_jit
+
 
 def check_key(key: object) -> None:
     """Refuse anything that is not one typed random key."""
@@ -59,11 +61,16 @@ def check_positive(name: str, value: float) -> None:
 
 def check_finite(name: str, value: Array | np.ndarray) -> None:
     """Refuse an array with NaN or infinite entries; a NumPy array is checked on the host."""
-    library = np if isinstance(value, np.ndarray) else jnp
-    if bad := int(library.sum(~library.isfinite(value))):
+    bad = int(np.sum(~np.isfinite(value)) if isinstance(value, np.ndarray) else _num_bad(value))
+    if bad:
         raise ValueError(
             f"`{name}` must be finite, got {bad} NaN or infinite entries of {value.size}; drop or impute those rows."
         )
+
+
+@tiered_jit
+def _num_bad(value: Array) -> Array:
+    return jnp.sum(~jnp.isfinite(value))
 
 
 def first_line(error: Exception) -> str:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walking through the programs (jaxprs) that JAX traces from functions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from jax.extend.core import Literal
 
 
@@ -37,6 +38,11 @@ def equations(jaxpr: Any) -> Iterator[Any]:
         yield equation
         for inner in inner_programs(equation):
             yield from equations(inner)
+
+
+def returns_none(function: Callable[[], Any]) -> bool:
+    """Whether a function returns `None`; it is traced, and nothing is computed."""
+    return jax.eval_shape(function) is None
 
 
 def live_equations(jaxpr: Any) -> list[Any]:

@@ -48,7 +48,7 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in static):
             return compiled(*args)
         kinds = tuple(map(_kind, leaves))
-        return _program(function, tree, kinds, static, tuple(map(type, static)), _config())(leaves)
+        return _program(function, tree, kinds, static, tuple(map(_mark, static)), _config())(leaves)
 
     return call
 
@@ -129,16 +129,21 @@ def _program(
     tree: Any,
     kinds: tuple[tuple[Any, ...], ...],
     static: tuple[Any, ...],
-    types: tuple[type, ...],
+    marks: tuple[Any, ...],
     config: tuple[Any, ...],
 ) -> TieredProgram:
-    del types, config  # they tell apart what compares equal
+    del marks, config  # they tell apart what compares equal
 
     def of_arrays(*leaves: Any) -> Any:
         arrays = iter(leaves)
         return function(*jax.tree.unflatten(tree, [next(arrays) if one is _ARRAY else one for one in static]))
 
     return TieredProgram(of_arrays, kinds)
+
+
+def _mark(value: Any) -> Any:
+    """What tells apart 1, 1.0 and `True`, and zeros of either sign."""
+    return str(value) if isinstance(value, float) else type(value)
 
 
 def _is_here(leaf: Any) -> bool:
@@ -153,9 +158,10 @@ def _kind(leaf: Any) -> tuple[Any, ...]:
 
 
 def _is_special() -> bool:
-    """Whether the user wants every operation to be JAX's own, or a mesh of devices."""
+    """Whether the user wants every operation to be JAX's own, other random bits, or a mesh of devices."""
     config: Any = jax.config
-    return config.jax_debug_nans or config.jax_disable_jit or not jax.sharding.get_abstract_mesh().empty
+    is_watched = config.jax_debug_nans or config.jax_debug_infs or config.jax_disable_jit
+    return is_watched or not config.jax_threefry_partitionable or not jax.sharding.get_abstract_mesh().empty
 
 
 def _config() -> tuple[Any, ...]:

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_key
-from quell.core.compilation import quick_jit
 from quell.core.estimate import Estimate, mean_of
+from quell.core.tiers import tiered_jit
 from quell.data.access import row_blocks
 from quell.diagnostics.densities import DATA_CHUNK, score_sample
 from quell.evaluation import Problem, exact_elbo, has_exact_elbo
@@ -38,14 +38,14 @@ def estimate_elbo(key: Key[Array, ""], problem: Problem, params: PyTree, *, num:
 def exact_elbo_in_chunks(problem: Problem, params: PyTree) -> Estimate:
     """`exact_elbo` outside of compiled programs: chunks are added up in double precision, whatever JAX's precision."""
     if problem.expectation is not None:
-        return Estimate(float(quick_jit(exact_elbo)(problem, params)), 0.0)
+        return Estimate(float(exact_elbo(problem, params)), 0.0)
     chunks = (_data_term(problem, params, rows) for _, rows in row_blocks(problem.model.data, DATA_CHUNK))
     return Estimate(sum(map(float, chunks), float(_other_terms(problem, params))), 0.0)
 
 
-@quick_jit
+@tiered_jit
 def _data_term(problem: Problem, params: PyTree, rows: PyTree) -> Float[Array, ""]:
     return jnp.sum(expected_log_likelihoods(problem, params, rows))
 
 
-_other_terms = quick_jit(expected_prior_and_entropy)
+_other_terms = tiered_jit(expected_prior_and_entropy)

@@ -5,7 +5,7 @@ import dataclasses
 import math
 
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_key
 from quell.diagnostics.densities import ScoredSample, sample_size, score_sample
@@ -18,6 +18,10 @@ _LARGEST_FULL_RANK = 1000
 _COARSE = 0.5
 """Nats of rounding in a log density beyond which importance ratios say nothing."""
 
+
+LARGE_SHARE = 0.95
+"""Of the draws that importance sampling is worth: with more, means are within a quarter of a standard deviation, and a
+heavy tail of the ratios, such as that of a logistic regression, is no reason to distrust them."""
 
 _UNSEEN = "A mode that no draw reaches cannot be seen."
 
@@ -32,17 +36,19 @@ class Khat:
         threshold: largest value for which importance sampling with this many samples is reliable.
         num: number of samples.
         advice: what it says about the family, and what to do.
+        effective: samples of the posterior that these are worth, as a share of their number.
     """
 
     value: float
     threshold: float
     num: int
     advice: str
+    effective: float = 0.0
 
     @property
     def is_good(self) -> bool:
-        """Whether the value is within the threshold."""
-        return self.value <= self.threshold
+        """Whether the value is within the threshold, or the ratios differ so little that their tail does no harm."""
+        return self.value <= self.threshold or (self.value > self.threshold and self.effective > LARGE_SHARE)
 
     def __repr__(self) -> str:
         """The value, its threshold and the advice."""
@@ -91,7 +97,19 @@ def khat_of(sample: ScoredSample, family: AbstractFamily) -> Khat:
             f"The log density is not finite at {bad or ratios.size:,} of {ratios.size:,} samples. Check the model "
             "with `quell.check_model(model)`, or transform its latents to their support."
         )
-    return Khat(value, threshold, ratios.size, advice)
+    effective = _effective(ratios) if math.isfinite(value) else 0.0
+    if value > threshold and effective > LARGE_SHARE:
+        advice = (
+            f"The tail of the importance ratios is heavy, and yet the draws are worth {effective:.0%} of as many from "
+            f"the posterior: means and standard deviations are near, rare events may not be. {_UNSEEN}"
+        )
+    return Khat(value, threshold, ratios.size, advice, effective)
+
+
+def _effective(log_ratios: Float[np.ndarray, "sample"]) -> float:
+    """The square of the mean ratio over the mean square."""
+    ratios = np.exp(log_ratios - np.max(log_ratios))
+    return float(np.mean(ratios) ** 2 / np.mean(ratios**2))
 
 
 def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from quell.core.program import returns_none
 from quell.core.tiers import tiered_jit
 from quell.families import AbstractFamily, Capability
 from quell.fit.status import Status
+from quell.models import AbstractPredictor
 
 if TYPE_CHECKING:
     from quell.fit.result import FitResult
@@ -90,8 +92,9 @@ def _of_finiteness(result: "FitResult") -> str | None:
     if not bad:
         return None
     return (
-        f"The ELBO was not finite at {bad:,} of {elbo.size:,} steps: the log density is infinite or NaN at some draws. "
-        "Transform latents to their support, for example by `jnp.exp`, or see `quell.check_model(model)`."
+        f"The ELBO was not finite at {bad:,} of {elbo.size:,} steps: the log density or its gradient is infinite or "
+        "NaN at some latents. Transform these to their support, for example by `jnp.exp`; where the gradient is NaN, "
+        "keep the arguments of a branch that is not taken in its domain. See `quell.check_model(model)`."
     )
 
 
@@ -149,18 +152,22 @@ def _of_elbo(result: "FitResult") -> str | None:
 
 def _of_separation(result: "FitResult") -> str | None:
     predictor = result.problem.model.predictor
-    if predictor is None or predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1)) is None:  # as labels have
-        return None
+    if predictor is None or returns_none(lambda: predictor.quadratic_bound(jnp.zeros(1), jnp.ones(1))):
+        return None  # labels have a bound
     data, family = result.problem.model.data, result.problem.family
     if not isinstance(jax.tree.leaves(data)[0], jax.Array) or family.refuses(Capability.MOMENTS) is not None:
         return None
-    margins = predictor.rows(data) @ result.problem.family.mean(result.params)
-    if not bool(jnp.all(margins > 0)):
+    if not np.all(np.asarray(_margins(predictor, data, family, result.params)) > 0):
         return None
     return (
         "The data are separable: the likelihood alone would make the coefficients infinite, and the prior decides how "
         "large they are. See that its scale is meant."
     )
+
+
+@tiered_jit
+def _margins(predictor: AbstractPredictor, data: PyTree, family: AbstractFamily, params: PyTree) -> Array:
+    return predictor.rows(data) @ family.mean(params)
 
 
 def _of_tails(result: "FitResult") -> str | None:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
+from quell.core.program import returns_none
+from quell.core.tiers import tiered_jit
 from quell.data.access import on_disk
 from quell.evaluation.expectation import Expectation
 from quell.evaluation.rows import RowExpectation
@@ -132,9 +135,9 @@ def has_exact_elbo(problem: Problem) -> bool:
     """Whether `exact_elbo` can be asked: a Gaussian family, and a known expectation or linear predictors."""
     if problem.expectation is not None:
         return True
-    quadratic = problem.model.prior.quadratic(jnp.zeros(problem.model.dim))
-    has_entropy = problem.family.refuses(Capability.ENTROPY) is None
-    return problem.predictor is not None and quadratic is not None and has_entropy
+    model, has_entropy = problem.model, problem.family.refuses(Capability.ENTROPY) is None
+    has_predictor = problem.predictor is not None and has_entropy
+    return has_predictor and not returns_none(lambda: model.prior.quadratic(jnp.zeros(model.dim)))
 
 
 def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
@@ -152,13 +155,17 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
     Returns:
         The ELBO in nats, over all data.
     """
-    model = problem.model
     if not has_exact_elbo(problem):
         raise TypeError(
-            f"`exact_elbo` needs a linear predictor, a normal prior and a Gaussian family, got {model} with "
+            f"`exact_elbo` needs a linear predictor, a normal prior and a Gaussian family, got {problem.model} with "
             f"{type(problem.family).__name__}; try `result.elbo()` for an estimate with its standard error."
         )
+    is_part = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((problem, params)))
+    return (_exact_elbo if is_part else tiered_jit(_exact_elbo))(problem, params)
 
+
+def _exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
+    model = problem.model
     if problem.expectation is not None:
         return problem.expectation(problem.family.gaussian(params)) + problem.family.entropy(params)
 

@@ -29,10 +29,10 @@ class FullRankGeometry(AbstractGeometry):
     a gradient \(G_L\), is that of a symmetric matrix \(-S\), twice the gradient in the covariance in the same units. A
     step is one in the precision: \(P = I + \rho S\), the new covariance is \(L P^{-1} L^\top\), and the mean moves by
     \(\rho\) times its gradient times the **new** covariance. For an exact gradient of a log-concave target and
-    \(\rho < 1\), \(P\) is positive. Where it is not, or where a
-    pivot is so small that only noise explains it, \(P = I + \rho S + \rho^2 S^2/2\) is taken.
+    \(\rho < 1\), \(P\) is positive. Where it is not, or where a pivot is so small that only noise explains it, a step
+    takes \(P = I + \rho S + \rho^2 S^2/2\), and a leap is refused.
 
-    Cost: three products, a Cholesky decomposition and a triangular inverse of size `dim`.
+    Cost: three products of size `dim`, and a Cholesky decomposition of twice that.
 
     References: Khan & Rue (2023), "The Bayesian learning rule"; Lin et al. (2020), "Handling the positive-definite
     constraint in the Bayesian learning rule"; Tan (2024), "Analytic natural gradient updates for Cholesky factor in

@@ -270,7 +270,8 @@ class Newton(eqx.Module):
         radius = jnp.where(stays | leaps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
         least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
         # Where the model promises nothing, a trial that fails has failed by rounding; a leap promises nothing itself.
-        is_at_top = ~stays & ((moves & is_whole) | ~leaps) & solved.is_inside & (gained < least)
+        failed_by_rounding = ~leaps & all_finite(found.there._replace(noise=()))
+        is_at_top = ~stays & ((moves & is_whole) | failed_by_rounding) & solved.is_inside & (gained < least)
         is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
         is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
         is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, PyTree
 
 from quell.core.checks import check_count, check_finite
 from quell.core.numbers import as_numbers, check_real, check_width
+from quell.core.put import put
 from quell.data import DiskRows
 from quell.data.access import check_disk_rows
 from quell.models.base import AbstractDataExpansion, AbstractModel
@@ -94,7 +95,7 @@ def _as_data(leaf: Any) -> Array:
     array = as_numbers("data", leaf)
     check_real("data", array)
     check_width("data", array)
-    return jnp.asarray(array)
+    return put(array)
 
 
 def _check_data(data: PyTree) -> None:

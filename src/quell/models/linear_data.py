@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike
 
 from quell.core.checks import check_finite
 from quell.core.numbers import as_numbers, check_real
+from quell.core.put import put
+from quell.core.tiers import tiered_jit
 from quell.data import DiskRows
 from quell.data.access import check_disk_rows
 from quell.data.disk_rows import join_rows
@@ -50,13 +52,18 @@ def folded_data(features: ArrayLike | DiskRows, labels: ArrayLike | DiskRows) ->
     values = _label_values(labels)
     _check_labels(set(np.unique(values).tolist()))
     data = _in_memory(features, np.ones_like(values))
-    signs = jnp.asarray(np.where(values > 0, 1.0, -1.0), data.features.dtype)
-    return LinearData(signs[:, None] * data.features, data.targets)
+    signs = put(np.where(values > 0, 1.0, -1.0), data.features.dtype)
+    return LinearData(_signed(data.features, signs), data.targets)
+
+
+@tiered_jit
+def _signed(features: Array, signs: Array) -> Array:
+    return signs[:, None] * features
 
 
 def _in_memory(features: ArrayLike, targets: ArrayLike) -> LinearData:
-    matrix = jnp.asarray(_real("features", features), jnp.result_type(float))
-    vector = jnp.asarray(_real("targets", targets), matrix.dtype)
+    matrix = put(_real("features", features), jnp.result_type(float))
+    vector = put(_real("targets", targets), matrix.dtype)
     _check_shapes(matrix.shape, vector.shape)
     check_finite("features", matrix)
     check_finite("targets", vector)

@@ -4,6 +4,7 @@
 import jax.numpy as jnp
 import numpy as np
 
+from quell.core.put import put
 from quell.core.tiers import tiered_jit
 from quell.structure.addends import Addends, Structure
 from quell.structure.forms import Form
@@ -68,8 +69,8 @@ def _has_falling_slopes(group: Addends) -> bool:
     if len(group.functions) > 1 or group.weight.size * POINTS > MOST_VALUES:
         return False
     points = np.sinh(np.linspace(-1, 1, POINTS) * np.arcsinh(REACH)).astype(jnp.result_type(float))
-    constants = tuple(jnp.asarray(one) for one in group.constants)
-    found = np.asarray(tiered_jit(run)(group.instructions, constants, [jnp.asarray(points)[None]]))
+    constants = tuple(put(one) for one in group.constants)
+    found = np.asarray(tiered_jit(run)(group.instructions, constants, [put(points[None])]))
     inside = _around_zero(np.all(np.isfinite(found), axis=0))  # exponentials leave what the precision can hold
     values, points = found[:, inside] * np.sign(group.weight)[:, None], points[inside]
     widths, sizes = np.diff(points), np.maximum(np.abs(values), 1.0)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from quell.core.program import returns_none
 from quell.evaluation import Batch, Evaluation, Problem, batch_factor
 from quell.families import AbstractTransport, Capability, FactoredGradient
 from quell.models.quadratic import Quadratic, expand_function
@@ -104,7 +105,7 @@ class Prior(AbstractTerm):
         return evaluation.algebra.expected_quadratic_grad(quadratic, per_sample=False)
 
     def refuses_closed_form(self, problem: Problem) -> str | None:
-        if problem.model.prior.quadratic(jnp.zeros(problem.model.dim)) is None:
+        if returns_none(lambda: problem.model.prior.quadratic(jnp.zeros(problem.model.dim))):
             return "the log-prior is not known to be a quadratic (give the model a `NormalPrior` if it is one)"
         return problem.family.refuses(Capability.MOMENTS)
 

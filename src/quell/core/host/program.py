@@ -25,13 +25,14 @@ CALLS = {
     "checkpoint",
     "custom_jvp_call",
     "custom_vjp_call",
+    "custom_vmap_call",
 }
 """Equations that are nothing but the program within them."""
 
 LARGEST_FOLDED = 2**16
 """Elements of a constant that is computed beforehand."""
 
-EXPECTED_TURNS = 16
+EXPECTED_TURNS = 4
 """Of a loop that ends by itself."""
 
 MICROSECONDS, NANOSECONDS_EACH = 1.5, 3.0
@@ -77,7 +78,7 @@ class HostProgram:
     def __call__(self, *arguments: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
         with np.errstate(all="ignore"):
-            found = self._block(self._block.prepared(), list(map(_on_host, arguments)))
+            found = self._block(self._block.prepared(), list(map(_argument, arguments)))
         return [np.asarray(one, dtype).reshape(shape) for one, (shape, dtype) in zip(found, self._shapes, strict=True)]
 
 
@@ -176,7 +177,9 @@ class Block:
         """The program that stands for an equation: that of a call, or of the branch that is always taken."""
         name = equation.primitive.name
         if name in CALLS:
-            found = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in equation.params)
+            found = next(
+                equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params
+            )
             return (found if isinstance(found, ClosedJaxpr) else ClosedJaxpr(found, ())), operands
         if name == "cond" and (which := self.values[operands[0]]) is not None:
             branches = equation.params["branches"]
@@ -335,6 +338,11 @@ def _is_foreign(aval: Any) -> bool:
     """Whether NumPy has no such numbers: half precision of brains, complex ones that no rule was made for."""
     dtype = key_free(aval.dtype)
     return dtype.kind not in "biuf"
+
+
+def _argument(value: Any) -> Any:
+    """An array of NumPy that its owner may write to is copied, since a result may be a view of it."""
+    return np.array(value) if isinstance(value, np.ndarray) else _on_host(value)
 
 
 def _on_host(value: Any) -> Any:
