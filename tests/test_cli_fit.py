@@ -196,7 +196,13 @@ def test_ctrl_c_leaves_a_checkpoint_and_says_how_to_resume(files, tmp_path):
     whole = SimpleNamespace(models=files.models, data=files.data, out=tmp_path / "whole")
     assert _fit(whole, *options, steps=100_000).exit_code == 0
     command = [sys.executable, "-m", "quell", *_fit_words(files, *options, steps=100_000)]
-    job = subprocess.Popen(command, env=os.environ | {"JAX_ENABLE_X64": "1"}, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(
+        command,
+        env=os.environ | {"JAX_ENABLE_X64": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test in the background ignores it
+    )
     while not (files.out / "checkpoint.quell").exists():
         assert job.poll() is None
         time.sleep(0.01)
