@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.special as jss
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from jax import lax
+from numpyro import sample
 
 import quell
 from quell.core import compilation, tiers
@@ -309,6 +312,43 @@ def test_a_closure_over_what_another_program_computes_is_a_part_of_that():
     for run in (tiered_once, tiered_jit):
         found = jax.jit(lambda x, run=run: run(lambda y: x * y)(np.float64(3.0)))(2.0)
         assert float(found) == 6.0
+
+
+@pytest.fixture
+def compiled():
+    """Names of the programs that are compiled."""
+    names = []
+
+    def listen(event, seconds, **about):
+        if event.endswith("backend_compile_duration"):
+            names.append(about.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def regression(x, y):
+    sigma, slopes = sample("sigma", dist.HalfNormal(1)), sample("slopes", dist.Normal(0, 1).expand([5]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        sample("y", dist.Normal(x @ slopes, sigma), obs=y)
+
+
+def test_a_small_model_is_fitted_without_a_compiler(compiled, key):
+    """So does what is left to the compiler in silence come to light; the shapes are those of no other test."""
+    rng = np.random.default_rng(0)
+    features, numbers = jax.device_put((rng.normal(size=(37, 5)), rng.normal(size=37)))
+    models = [
+        quell.logistic_regression(features, np.arange(37) % 2),
+        quell.from_numpyro(regression, features, numbers),
+    ]
+    compiled.clear()  # the trace of a NumPyro model runs operations of its own
+    for model in models:
+        result = quell.fit(model, quell.FullRank(model.dim), key=key)
+        result.sample(key, 103)
+        result.summary(num=101)
+        assert result.elbo().is_exact
+    assert compiled == []
 
 
 def test_a_fit_is_the_same_by_numpy_and_compiled(monkeypatch, key):

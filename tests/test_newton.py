@@ -383,6 +383,16 @@ def test_a_scale_that_rounding_hides_is_told():
         assert result.history.num_steps < 100
 
 
+def ended(newton):
+    """Last state of a fit, and how many steps it took, at most 100."""
+    state, step = newton.init(), eqx.filter_jit(newton.step)
+    for number in range(100):
+        state, _ = step(jax.random.key(number), state)
+        if newton.has_ended(state):
+            break
+    return state, number + 1
+
+
 class Deceiving(ExactElbo):
     """An ELBO that falls wherever its gradient leads."""
 
@@ -394,12 +404,7 @@ class Deceiving(ExactElbo):
 def test_where_no_step_gains_anything_the_fit_ends():
     """Where there are no draws, other ones are no way out."""
     problem = quell.Problem(quadratic()[1], quell.MeanField(3))
-    newton = Newton(quell.Gradient(problem), Deceiving(problem), 0.01)
-    state, step = newton.init(), eqx.filter_jit(newton.step)
-    for number in range(60):
-        state, _ = step(jax.random.key(number), state)
-        if newton.has_ended(state):
-            break
+    state, _ = ended(Newton(quell.Gradient(problem), Deceiving(problem), 0.01))
     assert state.optimizer.has_given_up
     assert not state.optimizer.has_converged
 
@@ -416,14 +421,9 @@ class Rounded(ExactElbo):
 
 def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
     problem = quell.Problem(quadratic()[0], quell.MeanField(3))
-    newton = Newton(quell.Gradient(problem), Rounded(problem), 0.01)
-    state, step = newton.init(), eqx.filter_jit(newton.step)
-    for number in range(100):
-        state, _ = step(jax.random.key(number), state)
-        if newton.has_ended(state):
-            break
+    state, steps = ended(Newton(quell.Gradient(problem), Rounded(problem), 0.01))
     assert state.optimizer.has_converged
-    assert number < 20
+    assert steps < 20
 
 
 def test_a_start_that_finds_nothing_agrees_with_nothing():

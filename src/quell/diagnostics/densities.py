@@ -74,6 +74,14 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
     return ScoredSample(latents, log_p, log_q.astype(np.float64), float(8 * np.finfo(log_q.dtype).eps * size))
 
 
+def joined(samples: list[ScoredSample]) -> ScoredSample:
+    """One sample of several."""
+    latents, log_p, log_q = (
+        np.concatenate(parts) for parts in zip(*((one.latents, one.log_p, one.log_q) for one in samples), strict=True)
+    )
+    return ScoredSample(latents, log_p, log_q, max(one.resolution for one in samples))
+
+
 def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[np.ndarray, "sample datum"]:
     """Log-likelihood of each datum at each sample, in memory; data on disk are read in blocks."""
     blocks = row_blocks(model.data, model.num_data)

@@ -136,9 +136,9 @@ class FitResult(eqx.Module):
     @functools.cached_property
     def _fresh(self) -> "ScoredSample":
         """Draws of a fixed key, with their log densities."""
-        from quell.diagnostics.densities import sample_size, score_sample
+        from quell.diagnostics.khat import telling_sample
 
-        return score_sample(_or_fixed(None), self.problem, self.params, sample_size(self.problem))
+        return telling_sample(_or_fixed(None), self.problem, self.params)
 
     @property
     def mean(self) -> Any:
@@ -187,7 +187,8 @@ class FitResult(eqx.Module):
 
         Args:
             key: for the samples; a fixed one by default.
-            num: samples, at least 25; by default 10,000, and fewer where there are many data.
+            num: samples, at least 25; by default 10,000, fewer where there are many data, and up to 16 times as many
+                where these do not decide.
         """
         from quell.diagnostics import estimate_khat
 
