@@ -76,10 +76,9 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
 
 def joined(samples: list[ScoredSample]) -> ScoredSample:
     """One sample of several."""
-    latents, log_p, log_q = (
-        np.concatenate(parts) for parts in zip(*((one.latents, one.log_p, one.log_q) for one in samples), strict=True)
-    )
-    return ScoredSample(latents, log_p, log_q, max(one.resolution for one in samples))
+    parts = zip(*((one.latents, one.log_p, one.log_q) for one in samples), strict=True)
+    latents, log_p, log_q = map(np.concatenate, parts)
+    return ScoredSample(jax.device_put(latents), log_p, log_q, max(one.resolution for one in samples))
 
 
 def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Float[np.ndarray, "sample datum"]:
