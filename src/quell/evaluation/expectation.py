@@ -46,6 +46,11 @@ NUMBERS_AT_ONCE = 2**20
 """In memory at a time: addends times nodes, or addends times coordinates."""
 
 
+DENSE = 4
+"""Times the coordinates that an addend sees: where all addends together see no more, products with dense matrices take
+less time than gathering what each sees."""
+
+
 class Map(eqx.Module):
     """A linear function of the latent for each addend; with a leading axis of one where it is the same for all.
 
@@ -62,7 +67,7 @@ class Map(eqx.Module):
     @classmethod
     def of(cls, linear: Form, dtype: Any) -> "Map":
         """What is the same for all addends is kept once."""
-        index, weight, offset = (_once(part) for part in linear)
+        index, weight, offset = (_once(part) for part in _of_shared_coordinates(linear))
         return cls(put(index, np.int32), put(weight, dtype), put(offset, dtype))
 
     def of_vector(self, vector: Float[Array, "latent"]) -> Float[Array, "#addend"]:
@@ -382,6 +387,16 @@ def _once(part: np.ndarray) -> np.ndarray:
     if part.shape[0] > 1 and (part.strides[0] == 0 or (part == part[:1]).all()):
         return part[:1]
     return part
+
+
+def _of_shared_coordinates(linear: Form) -> Form:
+    """Where addends see nearly the same coordinates, as rows of features that have zeros do, a function of them all."""
+    union = np.unique(_once(linear.seen))
+    if linear.seen.strides[0] == 0 or union.size > DENSE * linear.seen.shape[1]:
+        return linear
+    weight, rows = np.zeros((linear.size, union.size)), np.arange(linear.size)[:, None]
+    np.add.at(weight, (rows, np.searchsorted(union, linear.seen)), linear.weight)
+    return Form(np.broadcast_to(union, weight.shape), weight, linear.offset)
 
 
 def _as_constant(value: np.ndarray, dtype: Any) -> Array:
