@@ -92,7 +92,7 @@ def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num:
 
 
 def telling_sample(key: Key[Array, ""], problem: Problem, params: PyTree) -> ScoredSample:
-    r"""As many draws as a verdict takes: 10,000, fewer where data are many, and up to 16 times as many where it is open.
+    r"""As many draws as a verdict takes: 10,000, fewer where data are many, up to 16 times as many where it is open.
 
     The fit of a skewed posterior matches its low moments, and the ratios are near a cubic \(z^3 - 3z\) in each
     direction, which has a heap of values at \(z = -1\). Where the cut of the tail lies in that heap, k-hat is near one

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.core.put import put
+from quell.evaluation.node_sum import NodeProgram, node_sum, nodes_for, numbers_kept
 from quell.families.gaussian import Gaussian
-from quell.models.quadrature import gauss_hermite
 from quell.models.row_sum import sum_over_rows
 from quell.structure.addends import Addends, Structure
 from quell.structure.forms import Form
@@ -26,9 +26,6 @@ where functions that are written with absolute values have no derivative."""
 
 MOST_LEVEL = 1
 """The last that a fit takes; the one above shows what that misses."""
-
-LEAST_WEIGHT = 1e-12
-"""Of a node, as a share of the largest; others are left out."""
 
 ROUNDED = 4.0
 """Units of rounding, of an addend or of a nat, by which sums over other nodes may differ: they are no sign that nodes
@@ -42,8 +39,8 @@ LOST = 0.05
 """Units of rounding of the addends' absolute values that their sum loses: where polynomials that were multiplied out
 cancel, that is more than the sum itself."""
 
-NUMBERS_AT_ONCE = 2**20
-"""In memory at a time: addends times nodes, or addends times coordinates."""
+NUMBERS_AT_ONCE = 2**24
+"""In memory at a time: addends times coordinates, and what the linear functions of addends make of a covariance."""
 
 
 DENSE = 4
@@ -173,7 +170,7 @@ class Group(eqx.Module):
         """
         num = self.weight.shape[0]
         own, shared = eqx.partition(self, lambda leaf: eqx.is_array(leaf) and leaf.shape[0] == num)
-        at_once = max(1, NUMBERS_AT_ONCE // self._numbers(gaussian, level))
+        at_once = max(1, NUMBERS_AT_ONCE // self._numbers(gaussian))
 
         def of_some(rows: PyTree, counts: Bool[Array, "addend"]) -> Float[Array, ""]:
             group: Group = eqx.combine(rows, shared)
@@ -208,13 +205,13 @@ class Group(eqx.Module):
             values = functools.reduce(jnp.multiply, [*factors, *growth])
         return jnp.sum(self.weight * values)
 
-    def _numbers(self, gaussian: Gaussian, level: int) -> int:
+    def _numbers(self, gaussian: Gaussian) -> int:
         """In memory for each addend, about."""
         seen = [one.index.shape[1] for one in self.maps]
         columns = 0 if gaussian.factor is None else gaussian.factor.shape[1]
         of_maps = [columns * (1 if one.index.shape[0] == 1 else one.index.shape[1]) for one in self.maps]
         of_rows = len(self.maps) * sum(seen) if gaussian.variance is not None and self._are_correlated(gaussian) else 0
-        return max(self.num_nodes(level), sum(seen), sum(of_maps), of_rows)
+        return max(numbers_kept(len(seen)), sum(seen), sum(of_maps), of_rows)
 
     def num_nodes(self, level: int) -> int:
         """That an addend takes."""
@@ -255,16 +252,12 @@ class Group(eqx.Module):
     def _values(self, moments: Moments, level: int) -> Float[Array, "#addend"]:
         if not self.instructions:
             return self._product(moments)
-        mean, root = moments.mean, moments.root
-        nodes, weights = nodes_for(len(mean), NODES[len(mean)][level])
-        noise, near = jnp.asarray(nodes, mean[0].dtype), int(np.argmin(np.sum(nodes**2, axis=1)))
-        at = [
-            mean[one][:, None] + sum(root[one][two][:, None] * noise[:, two] for two in range(one + 1))
-            for one in range(len(mean))
+        dim = len(self.maps)
+        places = [
+            jnp.stack(jnp.broadcast_arrays(mean, *row), axis=1)
+            for mean, row in zip(moments.mean, moments.root, strict=True)
         ]
-        found = run(self.instructions, self.constants, at)
-        middle = jax.lax.stop_gradient(found[:, near : near + 1])  # differences from it are rounded less than values
-        return middle[:, 0] + (found - middle) @ jnp.asarray(weights, mean[0].dtype)
+        return node_sum(NodeProgram(self.instructions, NODES[dim][level]), self.constants, places)
 
     def _product(self, moments: Moments) -> Float[Array, "#addend"]:
         r"""\(E\,u_1 u_2 e^v = e^{m_v + s_v / 2} ((m_1 + c_{1v})(m_2 + c_{2v}) + c_{12})\)."""
@@ -334,16 +327,6 @@ class Expectation(eqx.Module):
     def num_evaluations(self) -> int:
         """Of addends at nodes, for one value."""
         return sum(group.weight.size * group.num_nodes(self.level) for group in self.groups)
-
-
-@functools.cache
-def nodes_for(dim: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss-Hermite nodes on a grid, without those of no weight."""
-    nodes, weights = gauss_hermite(number)
-    grid = np.stack([axis.ravel() for axis in np.meshgrid(*[nodes] * dim, indexing="ij")], axis=1)
-    weight = np.prod([axis.ravel() for axis in np.meshgrid(*[weights] * dim, indexing="ij")], axis=0)
-    keeps = weight > LEAST_WEIGHT * weight.max()
-    return grid[keeps], weight[keeps] / weight[keeps].sum()
 
 
 def _absolute(mean: Float[Array, "#addend"], variance: Float[Array, "#addend"]) -> Float[Array, "#addend"]:

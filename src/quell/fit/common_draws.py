@@ -284,8 +284,8 @@ class ExactElbo(eqx.Module):
         return self.problem.model.num_data if expectation is None else expectation.num_evaluations
 
     def cost(self, draws: Draws, values: Int[Array, ""], products: Int[Array, ""]) -> Float[Array, ""]:
-        """Gradients of the log density that values and products take."""
-        return values + 2.0 * products
+        """Gradients of the log density that values and products take: one each, though a product takes less time."""
+        return (values + products).astype(jnp.float32)
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""

@@ -53,6 +53,7 @@ def line_search(
     here: LocalElbo,
     solved: TrustStep,
     stays: Bool[Array, ""],
+    limit: Int[Array, ""],
 ) -> Trial:
     """Shorten a step until it gains a part of what is predicted, or lengthen it while it gains more than that.
 
@@ -64,11 +65,12 @@ def line_search(
         here: the ELBO before it.
         solved: the step, with its slope and its predicted gain.
         stays: whether no step is taken: the ELBO is evaluated where it starts.
+        limit: of trials.
     """
     value = here.value
     # A difference of two sums is as uncertain as rounding leaves it; what is below that is taken on trust.
     floor = ROUNDING * jnp.finfo(value.dtype).eps * jnp.abs(value)
-    limit, tiny = jnp.where(stays, 1, MOST_TRIALS), jnp.finfo(value.dtype).tiny
+    tiny = jnp.finfo(value.dtype).tiny
 
     def again(best: Trial) -> Trial:
         share = jnp.where(stays, 0.0, best.following)

@@ -14,7 +14,7 @@ from quell.core.estimate import Estimate
 from quell.core.trees import all_equal, all_finite, select
 from quell.fit.algorithm import AlgorithmState
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
-from quell.fit.line_search import line_search
+from quell.fit.line_search import MOST_TRIALS, line_search
 from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, wider
 from quell.fit.trust_region import TrustStep, inner, trust_step
 from quell.gradient import Gradient, GradientInfo
@@ -90,7 +90,7 @@ class NewtonState(NamedTuple):
         has_converged: whether the gap is below the tolerance.
         has_given_up: whether it would take too many draws or starts, or rounding hides what is left to gain.
         starts: that were tried.
-        num_gradients: of the log density that were taken; a product with its Hessian counts as two.
+        num_gradients: of the log density that were taken, by the cost of the objective.
     """
 
     phase: Int[Array, ""]
@@ -232,6 +232,7 @@ class Newton(eqx.Module):
         is_known = ~begins | (now.draws.pieces == draws.pieces)
         gain = jnp.where(solved.is_inside, solved.gain, jnp.inf)  # what the top of the model is above the parameters
         noise = jnp.where(is_known, jnp.where(measures, gain, fewer * now.noise), jnp.inf)
+        noise = jnp.zeros_like(noise) if self.objective.is_exact else noise
         gap = jnp.where(judges, jnp.where(jnp.isfinite(noise), gain - noise, jnp.inf), now.gap)
         # Few parameters have few numbers that show the noise: those of these draws count too.
         shown = 0.5 * inner(now.here.noise, now.here.noise) / jnp.maximum(solved.curvature, 1.0)
@@ -250,13 +251,15 @@ class Newton(eqx.Module):
                 return after_step()
             return jax.lax.cond(leaps, lambda: geometry.leap(state.params, now.here.grad, share), after_step)
 
-        stays = begins | compares | measures | has_converged | is_too_noisy | only_judges
+        is_last = has_converged & self.objective.is_exact  # a step is known that leaves nothing to gain
+        stays = (begins | compares | measures | has_converged | is_too_noisy | only_judges) & ~is_last
 
         def along(share: Float[Array, ""]) -> tuple[PyTree, LocalElbo]:
             there = moved(share)
             return there, self.objective.around(there, draws)
 
-        found = line_search(along, state.params, now.here, solved, stays)
+        limit = jnp.where(begins | compares | is_last, 1, jnp.where(stays, 0, MOST_TRIALS))
+        found = line_search(along, state.params, now.here, solved, stays, limit)
         moves, is_whole = found.is_better & ~stays, found.share >= 1
         gained = jnp.where(leaps, found.there.value - now.here.value, solved.gain)
         params = select(moves, found.params, state.params)
@@ -269,6 +272,7 @@ class Newton(eqx.Module):
         length = found.share * solved.length
         radius = jnp.where(stays | leaps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
         least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
+        least = jnp.asarray(self.tolerance, noise.dtype) if self.objective.is_exact else least
         # Where the model promises nothing, a trial that fails has failed by rounding; a leap promises nothing itself.
         failed_by_rounding = ~leaps & all_finite(found.there._replace(noise=()))
         is_at_top = ~stays & ((moves & is_whole) | failed_by_rounding) & solved.is_inside & (gained < least)
@@ -279,7 +283,7 @@ class Newton(eqx.Module):
         is_at_top |= (is_hidden & solved.is_inside) | is_near
         is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
         is_over = is_at_top | is_spent | is_small
-        phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, Phase.MEASURE, Phase.MOVE))
+        phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, self._after_round, Phase.MOVE))
         after = NewtonState(
             phase=jnp.where(measures | is_lost, Phase.EVALUATE, phase).astype(jnp.int32),
             draws=draws,
@@ -287,7 +291,7 @@ class Newton(eqx.Module):
             radius=jnp.where(is_over, jnp.maximum(radius, 1.0), radius),
             leaps=jnp.where(leaps, jnp.where(moves & is_whole, now.leaps - 1, 0), now.leaps),
             noise=noise,
-            gap=jnp.where(moves, jnp.inf, gap),
+            gap=jnp.where(moves & ~has_converged, jnp.inf, gap),
             gap_error=error,
             has_converged=has_converged,
             has_given_up=(is_lost & ~first) | (is_stuck & ~is_near) | is_too_noisy | (is_spent & ~now.starts.are_open),
@@ -340,7 +344,7 @@ class Newton(eqx.Module):
         restarts, closes = ends & starts.are_open, ends & ~starts.are_open
 
         is_complete = is_over | (starts.here.value == before.starts.here.value)
-        phase = jnp.where(closes, jnp.where(is_complete, Phase.MEASURE, Phase.MOVE), after.phase)
+        phase = jnp.where(closes, jnp.where(is_complete, self._after_round, Phase.MOVE), after.phase)
         phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
         begun = select(restarts, wider(problem.family, params.loc.dtype), starts.params)
@@ -354,6 +358,11 @@ class Newton(eqx.Module):
             has_given_up=~is_rival & (after.has_given_up | (starts.lost > MOST_LOST_STARTS)),
             starts=starts,
         )
+
+    @property
+    def _after_round(self) -> Phase:
+        """What follows a round; without draws there is no noise to measure."""
+        return Phase.JUDGE if self.objective.is_exact else Phase.MEASURE
 
     @property
     def _first_leaps(self) -> Int[Array, ""]:

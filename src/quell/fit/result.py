@@ -43,7 +43,8 @@ class FitResult(eqx.Module):
         choice: what was chosen automatically, and why; `None` where the variates were given.
         measured_gap: nats to the optimum, where the fit has measured them itself.
         num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees; of an
-            exact fit each at all nodes of all addends. A product with its Hessian counts as two.
+            exact fit each at all nodes of all addends. A product with its Hessian counts as two, and as one in an exact
+            fit, where it takes less time than a gradient.
         starts_differ: whether the fit has tried several starts, and they ended in different optima.
         lost_draws: largest share of the draws of a round that the fit left out, since the log density or its gradient
             was not finite; after the first round, whose starts may be far away.
