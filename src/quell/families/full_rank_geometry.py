@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from quell.families.geometry import AbstractGeometry, least_precision
+from quell.families.geometry import LEAST_PRECISION, AbstractGeometry, least_precision
 from quell.families.location_scale import LocationScale, diagonal_from, scale_tril
 
 _LARGE = 1e6
@@ -30,13 +30,17 @@ class FullRankGeometry(AbstractGeometry):
     step is one in the precision: \(P = I + \rho S\), the new covariance is \(L P^{-1} L^\top\), and the mean moves by
     \(\rho\) times its gradient times the **new** covariance. For an exact gradient of a log-concave target and
     \(\rho < 1\), \(P\) is positive. Where it is not, or where a pivot is so small that only noise explains it, a step
-    takes \(P = I + \rho S + \rho^2 S^2/2\), and a leap is refused.
+    takes \(P = I + \rho S + \rho^2 S^2/2\). A leap takes the absolute eigenvalues of \(I + S\), minus the expected
+    Hessian, instead: where the density is not concave, as in coefficients and the scale of the noise far from both, it
+    moves as far as along a concave one that bends as much.
 
-    Cost: three products of size `dim`, and a Cholesky decomposition of twice that.
+    Cost: three products of size `dim`, and a Cholesky decomposition of twice that; a decomposition into eigenvectors
+    where a leap needs it.
 
     References: Khan & Rue (2023), "The Bayesian learning rule"; Lin et al. (2020), "Handling the positive-definite
     constraint in the Bayesian learning rule"; Tan (2024), "Analytic natural gradient updates for Cholesky factor in
-    Gaussian variational approximation", for the metric.
+    Gaussian variational approximation", for the metric; Dauphin et al. (2014), "Identifying and attacking the saddle
+    point problem in high-dimensional non-convex optimization", for absolute eigenvalues.
     """
 
     log_scale: bool
@@ -72,8 +76,10 @@ class FullRankGeometry(AbstractGeometry):
     def leap(self, params: LocationScale, grad: LocationScale, rate: Float[Array, ""]) -> LocationScale:
         diagonal = math.sqrt(2.0) * jnp.diagonal(grad.scale)  # the chart has other units there
         direction = WhitenedDirection(grad.loc, jnp.tril(grad.scale, -1) + jnp.diag(diagonal))
-        is_usable, shrink = _inverse_root(_precision_step(direction, rate), least_precision(rate))
-        return self._shrunk(params, direction, rate, jnp.where(is_usable, shrink, jnp.nan))
+        step = _precision_step(direction, jnp.ones_like(rate))
+        is_usable, shrink = _inverse_root(rate * step, least_precision(rate))
+        shrink = jax.lax.cond(is_usable, lambda: shrink, lambda: _inverse_root(rate * _turned_up(step))[1])
+        return self._shrunk(params, direction, rate, shrink)
 
     def move(
         self, params: LocationScale, direction: WhitenedDirection, rate: Float[Array, ""], scale_rate: float = 1.0
@@ -110,6 +116,12 @@ def _precision_step(direction: WhitenedDirection, rate: Float[Array, ""]) -> Flo
     """What a step adds to the precision, in units of the old one."""
     strict = jnp.tril(direction.scale, -1)
     return -rate * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
+
+
+def _turned_up(step: Float[Array, "latent latent"]) -> Float[Array, "latent latent"]:
+    """What a step must add to the precision, for that to have eigenvalues that are positive and of the same size."""
+    sizes, ways = jnp.linalg.eigh(step + jnp.eye(step.shape[0], dtype=step.dtype))
+    return (ways * (jnp.maximum(jnp.abs(sizes), LEAST_PRECISION) - 1.0)) @ ways.T
 
 
 def _inverse_root(

@@ -49,10 +49,7 @@ class AbstractGeometry(eqx.Module):
         return False
 
     def leap(self, params: PyTree, grad: PyTree, rate: Float[Array, ""]) -> PyTree:
-        """The parameters after a step from a gradient in the chart; only where it `knows_curvature`.
-
-        NaN where the precision after it would not be positive: far from the optimum densities are not concave.
-        """
+        """The parameters after a step from a gradient in the chart; only where it `knows_curvature`."""
         raise NotImplementedError(f"A gradient of {type(self).__name__} does not tell the curvature.")
 
     @abstractmethod

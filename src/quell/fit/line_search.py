@@ -81,7 +81,8 @@ def line_search(
         is_better = is_finite & (ratio > LEAST_RATIO) & (~best.is_better | (there.value > best.there.value))
         bend = (there.value - value - share * solved.slope) / share**2
         optimum = jnp.nan_to_num(-0.5 * solved.slope / bend, nan=0.0)
-        shorter = jnp.clip(optimum, LEAST_SHARE * share, MOST_SHARE * share)
+        least = jnp.where(solved.products > 0, LEAST_SHARE, MOST_SHARE)  # what no model predicted has no optimum
+        shorter = jnp.clip(optimum, least * share, MOST_SHARE * share)
         may_extend = (share >= 1) & (solved.products > 0)  # what no model predicted cannot surprise
         longer = jnp.where(is_better & may_extend & (ratio > SURPRISE), EXTENSION * share, 0.0)
         following = jnp.where(is_better | best.is_better, longer, shorter)

@@ -14,6 +14,7 @@ from quell.core.estimate import Estimate
 from quell.core.trees import all_equal, all_finite, select
 from quell.fit.algorithm import AlgorithmState
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
+from quell.fit.leaps import LEAP_TRIALS, Leaps
 from quell.fit.line_search import MOST_TRIALS, line_search
 from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, wider
 from quell.fit.trust_region import TrustStep, inner, trust_step
@@ -48,9 +49,6 @@ smaller one is out of reach in single precision."""
 FEW = 4.0
 """The noise is measured by as many numbers as there are parameters, and may be this larger over their number."""
 
-MOST_LEAPS = 10
-"""From a start: where they are good they need fewer."""
-
 FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
 
@@ -82,7 +80,7 @@ class NewtonState(NamedTuple):
         draws: of this round.
         here: the ELBO on them around the parameters.
         radius: of the trust region.
-        leaps: that may be tried before Newton steps.
+        leaps: that may be tried.
         noise: nats by which the optimum on the draws of this round falls short of the true one, on average, as
             measured at the end of the round before; infinite where it is not known.
         gap: nats between the parameters and the optimum; infinite where it was not measured at them.
@@ -97,7 +95,7 @@ class NewtonState(NamedTuple):
     draws: Draws
     here: LocalElbo
     radius: Float[Array, ""]
-    leaps: Int[Array, ""]
+    leaps: Leaps
     noise: Float[Array, ""]
     gap: Float[Array, ""]
     gap_error: Float[Array, ""]
@@ -147,7 +145,8 @@ class Newton(eqx.Module):
     converged, and so it does where rounding hides what is left to gain.
 
     Where the expectations are exact and the covariance has no constraints, the gradient tells the expected Hessian, and
-    a start begins with leaps: natural-gradient steps of rate one, each of one gradient, as long as the ELBO rises.
+    a start begins with leaps: natural-gradient steps of rate one, each of one gradient. After one that fails come two
+    Newton steps, and none comes after a Newton step that reaches the top of its model.
 
     The first round is taken from three starts, on the same draws; from more where they end in different optima or none.
     The best goes on. It is a local optimum nevertheless: modes that no start leads to are not seen.
@@ -183,7 +182,7 @@ class Newton(eqx.Module):
             draws=Draws(jnp.zeros((), jnp.uint32), *jnp.zeros((2,), jnp.int32)),
             here=nowhere,
             radius=_first_radius(nowhere.grad),
-            leaps=self._first_leaps,
+            leaps=Leaps.of_start(may_leap=self._may_leap),
             noise=jnp.asarray(jnp.inf, dtype),
             gap=jnp.asarray(jnp.inf, dtype),
             gap_error=jnp.asarray(jnp.inf, dtype),
@@ -218,7 +217,7 @@ class Newton(eqx.Module):
             lambda noise, grad: jnp.where(measures, noise, jnp.where(begins | compares, 0.0, grad)), *ways
         )
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
-        leaps = (now.phase == Phase.MOVE) & (now.leaps > 0)
+        leaps = (now.phase == Phase.MOVE) & now.leaps.are_due
         radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
         most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
         residual = jnp.clip(jnp.sqrt(jnp.sqrt(inner(way, way))), SMALL_RESIDUAL, most)
@@ -258,8 +257,9 @@ class Newton(eqx.Module):
             there = moved(share)
             return there, self.objective.around(there, draws)
 
-        limit = jnp.where(begins | compares | is_last, 1, jnp.where(stays, 0, MOST_TRIALS))
-        found = line_search(along, state.params, now.here, solved, stays, limit)
+        most_trials = jnp.where(stays, 0, jnp.where(leaps, LEAP_TRIALS, MOST_TRIALS))
+        most_trials = jnp.where(begins | compares | is_last, 1, most_trials)
+        found = line_search(along, state.params, now.here, solved, stays, most_trials)
         moves, is_whole = found.is_better & ~stays, found.share >= 1
         gained = jnp.where(leaps, found.there.value - now.here.value, solved.gain)
         params = select(moves, found.params, state.params)
@@ -289,7 +289,11 @@ class Newton(eqx.Module):
             draws=draws,
             here=here,
             radius=jnp.where(is_over, jnp.maximum(radius, 1.0), radius),
-            leaps=jnp.where(leaps, jnp.where(moves & is_whole, now.leaps - 1, 0), now.leaps),
+            leaps=select(
+                leaps,
+                now.leaps.after_leap(moves, is_whole, gained),
+                now.leaps.after_newton(moves & is_whole & solved.is_inside),
+            ),
             noise=noise,
             gap=jnp.where(moves & ~has_converged, jnp.inf, gap),
             gap_error=error,
@@ -354,7 +358,7 @@ class Newton(eqx.Module):
             phase=phase,
             here=select(closes, starts.here._replace(lost=jnp.zeros_like(here.lost)), after.here),
             radius=jnp.where(restarts, _first_radius(here.grad), after.radius),
-            leaps=jnp.where(restarts, self._first_leaps, after.leaps),
+            leaps=select(restarts, Leaps.of_start(may_leap=self._may_leap), after.leaps),
             has_given_up=~is_rival & (after.has_given_up | (starts.lost > MOST_LOST_STARTS)),
             starts=starts,
         )
@@ -365,10 +369,9 @@ class Newton(eqx.Module):
         return Phase.JUDGE if self.objective.is_exact else Phase.MEASURE
 
     @property
-    def _first_leaps(self) -> Int[Array, ""]:
-        """Of a start: none on draws, whose noise would be that of the curvature."""
-        may_leap = self.objective.is_exact and self.gradient.problem.family.geometry.knows_curvature
-        return jnp.asarray(MOST_LEAPS if may_leap else 0, jnp.int32)
+    def _may_leap(self) -> bool:
+        """Not on draws, whose noise would be that of the curvature."""
+        return self.objective.is_exact and self.gradient.problem.family.geometry.knows_curvature
 
     def has_ended(self, state: AlgorithmState) -> Bool[Array, "*fit"]:
         """Whether the fit has converged, or has given up."""
