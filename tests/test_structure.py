@@ -16,7 +16,9 @@ import pytest
 
 import quell
 from numpyro_models import CASES
-from quell.evaluation.expectation import Expectation, aligned
+from quell.evaluation import expectation as expectations
+from quell.evaluation import node_sum
+from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL, Expectation, aligned
 from quell.families.gaussian import Gaussian
 from quell.fit.driver import run_plan
 from quell.fit.method import choose
@@ -290,7 +292,7 @@ def test_expectations_are_those_of_a_tensor_rule(name):
     model = made(name)
     gaussian = some_gaussian(model.dim, 0.1)
     number = {2: 40, 3: 24, 4: 14, 5: 10}[model.dim]
-    expectation = Expectation.of(model.addends, float, level=1)
+    expectation = Expectation.of(model.addends, float, level=MOST_LEVEL)
     np.testing.assert_allclose(expectation(gaussian), dense(model.log_joint, gaussian, number), rtol=1e-9, atol=1e-9)
     variance = jnp.diagonal(gaussian.factor) ** 2
     alone = Gaussian(gaussian.mean, factor=jnp.diag(jnp.sqrt(variance)))
@@ -305,7 +307,7 @@ def test_four_and_five_linear_functions(dim):
         return jnp.sin(jnp.prod(1.0 + z)) + z[0] * z[1]
 
     gaussian = some_gaussian(dim, 0.05)
-    found = Expectation.of(read_structure(function, dim), float, level=1)(gaussian)
+    found = Expectation.of(read_structure(function, dim), float, level=MOST_LEVEL)(gaussian)
     np.testing.assert_allclose(found, dense(function, gaussian, 9), rtol=1e-7)
 
 
@@ -339,6 +341,43 @@ def test_the_gradient_is_that_of_differences(family):
         step = 1e-5 * jnp.eye(4)[at]
         ends = [value(params._replace(loc=leaf + sign * step)) for sign in (1, -1)]
         np.testing.assert_allclose(gradient.loc[at], (ends[0] - ends[1]) / 2e-5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["logistic", "weibull", "student"])
+def test_derivatives_of_sums_over_nodes_are_those_of_the_sums(name, monkeypatch):
+    """Of one, two and three linear functions: by hand, in chunks, as by automatic differentiation of the values."""
+    model = made(name)
+    gaussian, way = some_gaussian(model.dim, 0.1), some_gaussian(model.dim, 0.1, seed=1)
+
+    def derivatives():
+        gradient = jax.grad(Expectation.of(model.addends, float))
+        return jax.jit(lambda: jax.jvp(gradient, (gaussian,), (way,)))()
+
+    by_program = lambda *given: node_sum._jet(given[0], 0, *given[1:])[0]  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(expectations, "node_sum", by_program)
+        truth = derivatives()
+    for at_once in (2**18, 8 * 8**3):
+        monkeypatch.setattr(node_sum, "NUMBERS_AT_ONCE", at_once)
+        for one, other in zip(jax.tree.leaves(derivatives()), jax.tree.leaves(truth), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_rows_that_see_nearly_the_same_coordinates_share_them():
+    """Features with zeros are a dense matrix; who plays against whom is not."""
+    features = np.random.default_rng(0).normal(size=(30, 5))
+    features[::3, 1], features[1::4, 2:4] = 0.0, 0.0
+
+    def function(z):
+        return jnp.sum(jnp.tanh(jnp.asarray(features) @ z))
+
+    (group,) = Expectation.of(read_structure(function, 5), float).groups
+    assert group.maps[0].index.shape == (1, 5)
+    gaussian = some_gaussian(5, 0.1)
+    np.testing.assert_allclose(group.expectation(gaussian, MOST_LEVEL), dense(function, gaussian, 10), rtol=1e-9)
+    first, second = np.arange(40), np.roll(np.arange(40), 7)
+    (pairs,) = Expectation.of(read_structure(lambda z: jnp.sum(jnp.tanh(z[first] - z[second])), 40), float).groups
+    assert pairs.maps[0].index.shape == (40, 2)
 
 
 def test_more_nodes_show_what_is_missed():
@@ -401,7 +440,7 @@ def test_functions_that_are_the_same_in_some_rows(name):
     def of(rows):
         x = jnp.asarray(features[rows])
         structure = read_structure(lambda b: jnp.sum(jax.nn.log_softmax(x @ b, axis=1)[:, 2]), 3)
-        return Expectation.of(structure, float, level=1)(ALTERNATIVES[name])
+        return Expectation.of(structure, float, level=MOST_LEVEL)(ALTERNATIVES[name])
 
     np.testing.assert_allclose(of(slice(None)), of(slice(20)) + of(slice(20, None)), rtol=1e-9)
     whole = Gaussian(jnp.zeros(3), factor=_factor(ALTERNATIVES[name]))
@@ -448,6 +487,36 @@ def test_schools_reach_their_optimum():
         assert result.choice.exact
         np.testing.assert_allclose(result.final_elbo.value, -31.53400, atol=1e-4)
         assert result.final_elbo.standard_error == 0
+
+
+@pytest.mark.parametrize(("scale", "is_narrow"), [(0.02, True), (2.0, False)])
+def test_many_rows_begin_with_few_nodes(scale, is_narrow, monkeypatch):
+    """Where they are exact they are kept; elsewhere the fit goes on with more, and ends where the usual ones lead."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(60, 2)))
+
+    def model():
+        return quell.Model(
+            lambda z, x: jnp.log(jnp.cosh(x @ z)) - jnp.square((x @ z - 1) / scale), quell.NormalPrior(), x, 2
+        )
+
+    usual = quell.fit(model(), quell.FullRank(2), key=jax.random.key(0))
+    assert usual.problem.expectation.level == USUAL_LEVEL
+    monkeypatch.setattr(expectations, "MANY_EVALUATIONS", 0)
+    few = quell.fit(model(), quell.FullRank(2), key=jax.random.key(0))
+    assert (few.problem.expectation.level == 0) == is_narrow
+    np.testing.assert_allclose(few.final_elbo.value, usual.final_elbo.value, atol=2e-3)
+    assert few.status is quell.Status.CONVERGED
+
+
+def test_where_more_nodes_would_take_too_long_a_warning_tells_what_is_missed(monkeypatch):
+    """Sampled gradients would miss more."""
+    model = quell.Model(lambda z, x: -jnp.abs(jnp.sin(9 * z[0])) * x, quell.NormalPrior(), 5 * jnp.ones(50), 1)
+    monkeypatch.setattr(expectations, "MANY_EVALUATIONS", 0)
+    monkeypatch.setattr(sys.modules["quell.evaluation.problem"], "MOST_EVALUATIONS", 5)
+    monkeypatch.setattr(sys.modules["quell.fit.common_draws"], "MOST_VALUES_OF_ALL", 0)
+    result = quell.fit(model, quell.MeanField(1), khat=False, key=jax.random.key(0))
+    assert result.choice.exact
+    assert any("The expectations that the fit followed miss" in text for text in result.warnings)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-FAMILIES = {"mean-field": "MeanField", "low-rank": "LowRank", "full-rank": "FullRank"}
+FAMILIES = {"mean-field": ("MeanField", {}), "low-rank": ("LowRank", {"rank": 5}), "full-rank": ("FullRank", {})}
 RATES = (0.003, 0.01, 0.03)
 CHUNK = 100
 """Steps of SVI between two looks at the clock."""
@@ -32,8 +32,9 @@ def fit(name: str, family_name: str) -> dict[str, Any]:
 
     large, began = MODELS[name](), time.perf_counter()
     model = quell.from_numpyro(large.model, **large.data)
-    family: Any = getattr(quell, FAMILIES[family_name])
-    result = quell.fit(model, family(model.dim), key=jax.random.key(0))
+    name_of_family, settings = FAMILIES[family_name]
+    family: Any = getattr(quell, name_of_family)
+    result = quell.fit(model, family(model.dim, **settings), key=jax.random.key(0))
     jax.block_until_ready(result.params)
     seconds = time.perf_counter() - began
     return {

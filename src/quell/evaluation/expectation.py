@@ -20,12 +20,16 @@ from quell.structure.addends import Addends, Structure
 from quell.structure.forms import Form
 from quell.structure.instructions import Instruction, run
 
-NODES = {1: (12, 24, 48), 2: (10, 20, 40), 3: (8, 16, 24), 4: (6, 10, 14), 5: (4, 6, 8)}
+NODES = {1: (4, 6, 12, 24, 48), 2: (2, 4, 10, 20, 40), 3: (2, 4, 8, 16, 24), 4: (2, 4, 6, 10, 14), 5: (2, 3, 4, 6, 8)}
 """For each linear function of an addend that sees one to five of them, by level. They are even: none is at the mean,
 where functions that are written with absolute values have no derivative."""
 
-MOST_LEVEL = 1
-"""The last that a fit takes; the one above shows what that misses."""
+USUAL_LEVEL, MOST_LEVEL = 2, 3
+"""The first that a fit takes, and the last; the one above each shows what that misses."""
+
+MANY_EVALUATIONS = 2**22
+"""Of addends at nodes of the usual level: with more of them a fit begins with the fewest nodes. Where rows are many the
+posterior is narrow, and two nodes for each linear function are exact to its third power."""
 
 ROUNDED = 4.0
 """Units of rounding, of an addend or of a nat, by which sums over other nodes may differ: they are no sign that nodes
@@ -289,20 +293,24 @@ class Expectation(eqx.Module):
     constant: Float[Array, ""]
     slope: Float[Array, "latent"]
     groups: tuple[Group, ...]
-    level: int = eqx.field(static=True, default=0)
+    level: int = eqx.field(static=True, default=USUAL_LEVEL)
 
     @classmethod
-    def of(cls, structure: Structure, dtype: Any, level: int = 0, *, has_variance: bool = True) -> "Expectation":
+    def of(
+        cls, structure: Structure, dtype: Any, level: int = USUAL_LEVEL, *, has_variance: bool = True
+    ) -> "Expectation":
         """With arrays of a type.
 
         Args:
             structure: of a model.
             dtype: of the arrays.
-            level: of the nodes.
+            level: of the nodes; with 0 the fewest where addends are many, and the usual ones elsewhere.
             has_variance: whether the Gaussians have a variance beside their factor.
         """
         numbers = put(structure.constant, dtype), put(structure.slope, dtype)
         groups = tuple(Group.of(one, dtype, has_variance=has_variance) for one in structure.groups)
+        usual = cls(*numbers, groups)
+        level = level if level > 0 or usual.num_evaluations > MANY_EVALUATIONS else USUAL_LEVEL
         return cls(*numbers, groups, level)
 
     def __call__(self, gaussian: Gaussian) -> Float[Array, ""]:

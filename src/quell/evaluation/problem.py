@@ -69,7 +69,7 @@ def exactly(problem: Problem, level: int = 0) -> Problem:
 
     Args:
         problem: model and family.
-        level: how many nodes an addend takes that has no closed form.
+        level: how many nodes an addend takes that has no closed form; 0 for as many as a first fit should take.
     """
     structure = _structure(problem, lambda model: model.addends)
     if structure is None:

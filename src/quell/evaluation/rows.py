@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from quell.evaluation.expectation import Group
+from quell.evaluation.expectation import USUAL_LEVEL, Group
 from quell.families.gaussian import Gaussian
 from quell.structure import Structure
 
@@ -43,10 +43,10 @@ class RowExpectation(eqx.Module):
     def __call__(self, gaussian: Gaussian, index: Int[Array, "datum"] | None = None) -> Float[Array, ""]:
         """The sum over some data, or over all."""
         if index is None:
-            parts = [group.expectation(gaussian, level=0) for group in self.groups]
+            parts = [group.expectation(gaussian, USUAL_LEVEL) for group in self.groups]
         else:
             pairs = zip(self.groups, self.places, strict=True)
-            parts = [group.taken(places[index].ravel()).expectation(gaussian, level=0) for group, places in pairs]
+            parts = [group.taken(places[index].ravel()).expectation(gaussian, USUAL_LEVEL) for group, places in pairs]
         return sum(parts, jnp.zeros((), gaussian.mean.dtype))
 
 

@@ -57,7 +57,7 @@ def choose(options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level
         options: of the fit.
         problem: model and family.
         key: of the fit; several keys for several fits, which share one choice.
-        level: of the nodes of exact expectations; `None` where these were found wanting.
+        level: of the nodes of exact expectations, 0 for the first; `None` where these were found wanting.
     """
     problem = row_by_row(problem) if _asks_for_expectations(options) else problem
     model, is_auto, given = problem.model, options.variates == "auto", options.optimizer

@@ -69,7 +69,7 @@ class FitPlan(eqx.Module):
             model: likelihood, prior and data.
             family: of the approximation.
             key: of the fit, or one for each of several.
-            level: of the nodes of exact expectations; `None` for none.
+            level: of the nodes of exact expectations, 0 for the first; `None` for no such expectations.
         """
         with in_use(options.mesh):
             return cls._of(options, Problem(placed(model, options.mesh), family), key, level)
@@ -98,6 +98,11 @@ class FitPlan(eqx.Module):
         if self.choice is None or not self.choice.exact or isinstance(self.algorithm, Newton):
             return False
         return is_natural(self.algorithm.optimizer)
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether steps follow a gradient whose noise is new at each."""
+        return not isinstance(self.algorithm, Newton) and not self.is_exact
 
     @property
     def knows_gap(self) -> bool:

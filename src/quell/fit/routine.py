@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from quell.core.checks import check_count, check_key
-from quell.evaluation.expectation import MOST_LEVEL
+from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL
 from quell.families import AbstractFamily
 from quell.fit.driver import run_plan
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
@@ -99,20 +99,25 @@ def _results(
     options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], level: int | None = 0
 ) -> list[FitResult]:
     """Run the fits: with more nodes where exact expectations need them, and with draws where more do not help."""
-    plan = FitPlan.of(options, model, family, key, level)
+    has_checkpoint = options.checkpoint is not None  # which has no place for a second fit
+    plan = FitPlan.of(options, model, family, key, USUAL_LEVEL if has_checkpoint and level == 0 else level)
     results = run_plan(plan)
     is_cut_short = any(result.status in (Status.INTERRUPTED, Status.STOPPED) for result in results)
-    if level is None or options.checkpoint is not None or is_cut_short:
+    expectation = results[0].problem.expectation
+    if expectation is None or has_checkpoint or is_cut_short or not any(is_inexact(plan, one) for one in results):
         return results
-    if not any(is_inexact(plan, result) for result in results):
-        return results
-    again = _results(options, model, family, key, level + 1 if level < MOST_LEVEL else None)
-    pairs = zip(results, again, strict=True)
+    goes_on = expectation.level < USUAL_LEVEL and key.ndim == 0  # from where the fewest nodes led
+    options = dataclasses.replace(options, params=results[0].params) if goes_on else options
+    following = expectation.level + 1 if expectation.level < MOST_LEVEL else None
+    if FitPlan.of(options, model, family, key, following).is_sampled:
+        return results  # their warnings tell what they miss, which is less than sampled gradients would
+    pairs = zip(results, _results(options, model, family, key, following), strict=True)
     return [
         dataclasses.replace(
             after,
             seconds=before.seconds + after.seconds,
             num_gradients=before.num_gradients + after.num_gradients,
+            starts_differ=after.starts_differ or (goes_on and before.starts_differ),
         )
         for before, after in pairs
     ]
