@@ -489,6 +489,16 @@ def test_schools_reach_their_optimum():
         assert result.final_elbo.standard_error == 0
 
 
+def test_nodes_at_which_a_density_underflows_do_not_count():
+    """The probability of a level is a difference of two logistic functions: zero in single precision far away."""
+    with jax.enable_x64(False):
+        model = quell.from_numpyro(MODELS["ordinal"])
+        result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0))
+        assert result.choice.exact
+        assert result.quadrature_error < 1e-3
+        assert result.status is quell.Status.CONVERGED
+
+
 @pytest.mark.parametrize(("scale", "is_narrow"), [(0.02, True), (2.0, False)])
 def test_many_rows_begin_with_few_nodes(scale, is_narrow, monkeypatch):
     """Where they are exact they are kept; elsewhere the fit goes on with more, and ends where the usual ones lead."""

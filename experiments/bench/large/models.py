@@ -123,8 +123,41 @@ def crossed(num_rows: int = 100_000, num_users: int = 1_000, num_items: int = 40
     return LargeModel(model, data)
 
 
+def _regression(num_rows: int, freedom: float) -> dict[str, Any]:
+    rng = np.random.default_rng(2021)
+    x = rng.normal(size=(num_rows, 20)).astype(np.float32)
+    y = x @ rng.normal(size=20) + 2.0 * rng.standard_t(freedom, size=num_rows)
+    return {"x": jnp.asarray(x), "y": jnp.asarray(y, jnp.float32)}
+
+
+def noise_scale(num_rows: int = 1_000_000) -> LargeModel:
+    """A linear regression with unknown noise."""
+
+    def model(x, y):
+        scale = sample("scale", dist.HalfNormal(5.0))
+        slopes = sample("slopes", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            sample("y", dist.Normal(x @ slopes, scale), obs=y)
+
+    return LargeModel(model, _regression(num_rows, 1000.0))
+
+
+def robust(num_rows: int = 1_000_000) -> LargeModel:
+    """The same with outliers: unknown scale and degrees of freedom."""
+
+    def model(x, y):
+        scale, freedom = sample("scale", dist.HalfNormal(5.0)), sample("freedom", dist.Gamma(2.0, 0.1))
+        slopes = sample("slopes", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            sample("y", dist.StudentT(freedom, x @ slopes, scale), obs=y)
+
+    return LargeModel(model, _regression(num_rows, 4.0))
+
+
 MODELS: dict[str, Callable[[], LargeModel]] = {
     "bradley-terry": bradley_terry,
     "households": households,
     "crossed": crossed,
+    "noise-scale": noise_scale,
+    "robust": robust,
 }

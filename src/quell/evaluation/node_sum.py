@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, PyTree
 from quell.models.quadrature import gauss_hermite
 from quell.structure.instructions import Instruction, run
 
-LEAST_WEIGHT = 1e-12
-"""Of a node, as a share of the largest; others are left out."""
+LEAST_WEIGHT, LEAST_SINGLE_WEIGHT = 1e-12, 1e-8
+"""Of a node, as a share of the largest, in double and in single precision; others are left out: they count for nothing,
+and so far from the mean a density may underflow."""
 
 NUMBERS_AT_ONCE = 2**18
 """Addends times nodes in memory at a time."""
@@ -80,7 +81,8 @@ def _along(slopes: Places, ways: Places) -> Float[Array, "addend"]:
 def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places: Places) -> Any:
     """Sums of values, slopes and second derivatives up to an order, some addends at a time."""
     num = max(leaf.shape[0] for leaf in jax.tree.leaves((constants, places)))
-    size = max(1, NUMBERS_AT_ONCE // len(nodes_for(len(places), program.number)[1]))
+    nodes, _ = nodes_for(len(places), program.number, is_double=places[0].dtype == jnp.float64)
+    size = max(1, NUMBERS_AT_ONCE // len(nodes))
     of_some = functools.partial(_jet_of_some, program, order)
     if size >= num:
         return of_some(num, constants, places)
@@ -106,7 +108,7 @@ def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places:
 
 def _jet_of_some(program: NodeProgram, order: int, num: int, constants: tuple[Array, ...], places: Places) -> Any:
     dim, dtype = len(places), places[0].dtype
-    nodes, weights = nodes_for(dim, program.number)
+    nodes, weights = nodes_for(dim, program.number, is_double=dtype == jnp.float64)
     noise = [np.concatenate([np.ones((len(nodes), 1)), nodes[:, : one + 1]], axis=1) for one in range(dim)]
     at = [_at_nodes(place, jnp.asarray(row.T, dtype), num) for place, row in zip(places, noise, strict=True)]
 
@@ -158,10 +160,10 @@ def numbers_kept(dim: int) -> int:
 
 
 @functools.cache
-def nodes_for(dim: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+def nodes_for(dim: int, number: int, *, is_double: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Gauss-Hermite nodes on a grid, without those of no weight."""
     nodes, weights = gauss_hermite(number)
     grid = np.stack([axis.ravel() for axis in np.meshgrid(*[nodes] * dim, indexing="ij")], axis=1)
     weight = np.prod([axis.ravel() for axis in np.meshgrid(*[weights] * dim, indexing="ij")], axis=0)
-    keeps = weight > LEAST_WEIGHT * weight.max()
+    keeps = weight > (LEAST_WEIGHT if is_double else LEAST_SINGLE_WEIGHT) * weight.max()
     return grid[keeps], weight[keeps] / weight[keeps].sum()
