@@ -124,15 +124,15 @@ class LinearPredictor(AbstractModel, AbstractPredictor):
         is_fixed = variance == 0  # a row of zeros: its predictor does not move, and there is no dividing by its scale
         divisor = jnp.sqrt(jnp.where(is_fixed, 1.0, variance))
 
-        def expect(function: LogDensity) -> tuple[Vector, Vector]:
-            of_all = jax.vmap(jax.vmap(function, (0, None)))
-            scale = jnp.where(is_fixed, 0.0, divisor)
-            return normal_expectation(
-                lambda at: of_all(at, targets), mean, scale, is_smooth=self.is_smooth, coarse=coarse
-            )
-
-        first, tilt = expect(jax.grad(self.log_density))
-        return expect(self.log_density)[0], first, jnp.where(is_fixed, 0.0, tilt / divisor)
+        of_all = jax.vmap(jax.vmap(jax.value_and_grad(self.log_density), (0, None)))
+        (value, _), (first, tilt) = normal_expectation(
+            lambda at: of_all(at, targets),
+            mean,
+            jnp.where(is_fixed, 0.0, divisor),
+            is_smooth=self.is_smooth,
+            coarse=coarse,
+        )
+        return value, first, jnp.where(is_fixed, 0.0, tilt / divisor)
 
     def __repr__(self) -> str:
         """Likelihood and size in one line."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 Nodes = tuple[np.ndarray, np.ndarray]
 """Points on the line and their weights under a standard normal."""
@@ -32,13 +32,13 @@ NUM_FEW, NUM_COARSE = 8, 10
 
 
 def normal_expectation(
-    function: Callable[[Float[Array, "datum node"]], Float[Array, "datum node"]],
+    function: Callable[[Float[Array, "datum node"]], PyTree],
     mean: Float[Array, "datum"],
     scale: Float[Array, "datum"],
     *,
     is_smooth: bool,
     coarse: bool = False,
-) -> tuple[Float[Array, "datum"], Float[Array, "datum"]]:
+) -> PyTree:
     r"""\(E\,g_i(m_i + s_i \eta)\) and \(E\,g_i(m_i + s_i \eta)\,\eta\) for each datum, with \(\eta\) a standard normal.
 
     The widest normal at hand decides for all data: eight Gauss-Hermite nodes, the usual equally spaced ones, or more of
@@ -47,7 +47,7 @@ def normal_expectation(
     than that of Gauss-Hermite nodes.
 
     Args:
-        function: \(g\), of all data at their nodes.
+        function: \(g\), of all data at their nodes; or a tree of such functions, which gives a tree of pairs.
         mean: \(m\).
         scale: \(s\).
         is_smooth: whether \(g\) bends no more sharply than the logistic function and does not grow exponentially.
@@ -65,10 +65,10 @@ def normal_expectation(
     References: Trefethen & Weideman (2014), "The exponentially convergent trapezoidal rule", section 5.
     """
 
-    def by(nodes: Nodes) -> Callable[[], Float[Array, "datum 2"]]:
+    def by(nodes: Nodes) -> Callable[[], PyTree]:
         noise, weights = (jnp.asarray(x, mean.dtype) for x in nodes)
         both = jnp.stack([weights, weights * noise], axis=1)
-        return lambda: function(mean[:, None] + scale[:, None] * noise) @ both
+        return lambda: jax.tree.map(lambda found: found @ both, function(mean[:, None] + scale[:, None] * noise))
 
     if coarse:
         found = by(gauss_hermite(NUM_COARSE))()
@@ -82,7 +82,7 @@ def normal_expectation(
             found = jax.lax.switch(choice + (widest > NARROW[precision]), (few, usual, many))
         else:
             found = jax.lax.switch(choice, (usual, many))
-    return found[:, 0], found[:, 1]
+    return jax.tree.map(lambda pair: (pair[:, 0], pair[:, 1]), found)
 
 
 def gauss_hermite(number: int) -> Nodes:
