@@ -10,6 +10,7 @@ FLAGS = ["--xla_backend_optimization_level=0"]
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # XLA ends the process at a flag that it does not know
     FLAGS.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS])
+os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # commands keep nothing in the home of who runs the tests
 
 import jax
 import jaxtyping

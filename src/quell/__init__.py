@@ -19,6 +19,7 @@ from quell.approximations import TaylorInData as TaylorInData
 from quell.approximations import TaylorInLatent as TaylorInLatent
 from quell.combine import NormalWishart as NormalWishart
 from quell.combine import Rule as Rule
+from quell.core.compiled_folder import keep_compiled as keep_compiled
 from quell.core.processes import ProcessLost as ProcessLost
 from quell.core.version import VERSION
 from quell.data import DiskRows as DiskRows

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The root of the command line."""
 
+from typing import Annotated
+
+import jax
 import typer
 
 import quell
@@ -18,8 +21,18 @@ app.command()(variates)
 
 
 @app.callback()
-def root() -> None:
+def root(
+    compiled: Annotated[
+        bool, typer.Option(help="Keep compiled programs for later commands, in ~/.cache/quell/compiled.")
+    ] = True,
+) -> None:
     """Variational inference with control variates."""
+    if not compiled or jax.config.jax_compilation_cache_dir is not None:
+        return
+    try:
+        quell.keep_compiled()
+    except OSError as error:  # a home that cannot be written to
+        typer.echo(f"Compiled programs are not kept: {error}", err=True)
 
 
 @app.command()

@@ -65,7 +65,8 @@ def _smooth(ratios: np.ndarray, cutoff: float) -> tuple[float, np.ndarray]:
     if not math.isfinite(khat):
         return khat, ratios
     smoothed = ratios.copy()
-    quantiles = _pareto_quantiles((np.arange(places.size) + 0.5) / places.size, khat, scale)
+    with np.errstate(over="ignore"):  # of a very heavy tail: no weight is larger than the largest ratio
+        quantiles = _pareto_quantiles((np.arange(places.size) + 0.5) / places.size, khat, scale)
     smoothed[places] = np.minimum(np.log(quantiles + math.exp(cutoff)), 0.0)
     return khat, smoothed
 

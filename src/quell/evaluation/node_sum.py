@@ -124,11 +124,9 @@ def _jet_of_some(program: NodeProgram, order: int, num: int, constants: tuple[Ar
 
     if order == 0:
         return (_mean(values(at), nodes, weights),)
-    if order == 1:
-        sloped, found = slopes(at)
-    else:
-        turns = [jax.jvp(slopes_in(one), (at[one],), (jnp.ones_like(at[one]),), has_aux=True) for one in range(dim)]
-        sloped, _, found = turns[0]
+    dims = range(dim if order == 2 else 0)
+    turns = [jax.jvp(slopes_in(one), (at[one],), (jnp.ones_like(at[one]),), has_aux=True) for one in dims]
+    sloped, found = (turns[0][0], turns[0][2]) if turns else slopes(at)
     ways = [weights[:, None] * row for row in noise]
     jet = _mean(found, nodes, weights), [one @ jnp.asarray(way, dtype) for one, way in zip(sloped, ways, strict=True)]
     if order == 1:

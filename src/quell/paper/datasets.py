@@ -20,6 +20,7 @@ from jaxtyping import Float
 
 from quell.core.atomic import write_atomically
 from quell.core.checks import check_name
+from quell.core.compiled_folder import cache_folder
 
 HALF_SEED = 0
 """Seed of the rows in the `ionosphere` half: the first 176 of `default_rng(0).permutation(351)`."""
@@ -123,7 +124,7 @@ def _half(values: np.ndarray) -> np.ndarray:
 
 def _australian(data_dir: Path | None) -> np.ndarray:
     named = [Path(folder).expanduser() for folder in (data_dir, os.environ.get("QUELL_DATA_DIR")) if folder]
-    folders = [*named, _cache_folder()]
+    folders = [*named, cache_folder()]
     for folder in folders:
         if (path := folder / _AUSTRALIAN.file).is_file():
             return _read(path, _AUSTRALIAN)
@@ -133,12 +134,8 @@ def _australian(data_dir: Path | None) -> np.ndarray:
     except Exception as error:
         raise DatasetUnavailable(_unavailable_message(folders, error)) from error
     with contextlib.suppress(OSError):  # a cache that cannot be written only costs the next download
-        _save(values, _cache_folder() / _AUSTRALIAN.file)
+        _save(values, cache_folder() / _AUSTRALIAN.file)
     return values
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quell"
 
 
 def _unavailable_message(folders: list[Path], error: Exception) -> str:

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs that later processes find on disk."""
+
+import os
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+from quell.core.checks import check_count
+
+
+def cache_folder() -> Path:
+    """Where quell keeps what it can make again: `$XDG_CACHE_HOME/quell`, or `~/.cache/quell`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "quell"
+
+
+def keep_compiled(folder: str | os.PathLike[str] | None = None, *, max_bytes: int = 2**30) -> Path:
+    """Keep what is compiled from now on in a folder, and take what other processes have left there.
+
+    It is JAX's persistent compilation cache, with programs of any size and compile time, for all that this process
+    compiles; call it before the first fit. Several processes may use one folder. What is there is found by the program,
+    the versions of JAX and XLA, the compiler's options and the kind of machine: nothing in it is ever wrong. To clear
+    it, delete the folder.
+
+    Args:
+        folder: of the programs; by default `compiled` in `$XDG_CACHE_HOME/quell`, or in `~/.cache/quell`.
+        max_bytes: size of the folder that is left at this call: the oldest programs beyond it are deleted.
+
+    Returns:
+        The folder.
+    """
+    check_count("max_bytes", max_bytes, least=0)
+    path = cache_folder() / "compiled" if folder is None else Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    _leave(path, max_bytes)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # where something was compiled before, JAX has settled on no folder
+    return path
+
+
+def _leave(folder: Path, max_bytes: int) -> None:
+    """Delete the oldest files beyond a size; another process may be doing the same."""
+    found = []
+    for path in folder.iterdir():
+        try:
+            found.append((path.stat().st_mtime, path.stat().st_size, path))
+        except FileNotFoundError:
+            continue
+    total = 0
+    for _, size, path in sorted(found, reverse=True):
+        total += size
+        if total > max_bytes and path.is_file():
+            path.unlink(missing_ok=True)
