@@ -519,7 +519,7 @@ def test_many_rows_begin_with_few_nodes(scale, is_narrow, monkeypatch):
 
 
 def test_where_more_nodes_would_take_too_long_a_warning_tells_what_is_missed(monkeypatch):
-    """Sampled gradients would miss more."""
+    """What sampled gradients would miss nobody knows."""
     model = quell.Model(lambda z, x: -jnp.abs(jnp.sin(9 * z[0])) * x, quell.NormalPrior(), 5 * jnp.ones(50), 1)
     monkeypatch.setattr(expectations, "MANY_EVALUATIONS", 0)
     monkeypatch.setattr(sys.modules["quell.evaluation.problem"], "MOST_EVALUATIONS", 5)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The root of the command line."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import typer
@@ -27,7 +27,8 @@ def root(
     ] = True,
 ) -> None:
     """Variational inference with control variates."""
-    if not compiled or jax.config.jax_compilation_cache_dir is not None:
+    config: Any = jax.config
+    if not compiled or config.jax_compilation_cache_dir is not None:
         return
     try:
         quell.keep_compiled()

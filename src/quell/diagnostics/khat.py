@@ -82,7 +82,7 @@ def estimate_khat(key: Key[Array, ""], problem: Problem, params: PyTree, *, num:
         params: of the family.
         num: samples, at least 25; by default as many as `telling_sample` takes.
 
-    Cost: `num` evaluations of the likelihood of all data, in chunks.
+    Cost: an evaluation of the likelihood of all data for each sample, in chunks.
     """
     check_key(key)
     if num is None:

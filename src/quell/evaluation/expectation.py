@@ -21,8 +21,8 @@ from quell.structure.forms import Form
 from quell.structure.instructions import Instruction, run
 
 NODES = {1: (4, 6, 12, 24, 48), 2: (2, 4, 10, 20, 40), 3: (2, 4, 8, 16, 24), 4: (2, 4, 6, 10, 14), 5: (2, 3, 4, 6, 8)}
-"""For each linear function of an addend that sees one to five of them, by level. They are even: none is at the mean,
-where functions that are written with absolute values have no derivative."""
+"""For each linear function of an addend that sees one to five of them, by level. Those of the usual level are
+even: none is at the mean, where functions that are written with absolute values have no derivative."""
 
 USUAL_LEVEL, MOST_LEVEL = 2, 3
 """The first that a fit takes, and the last; the one above each shows what that misses."""
@@ -68,7 +68,7 @@ class Map(eqx.Module):
     @classmethod
     def of(cls, linear: Form, dtype: Any) -> "Map":
         """What is the same for all addends is kept once."""
-        index, weight, offset = (_once(part) for part in _of_shared_coordinates(linear))
+        index, weight, offset = (_once(part) for part in linear)
         return cls(put(index, np.int32), put(weight, dtype), put(offset, dtype))
 
     def of_vector(self, vector: Float[Array, "latent"]) -> Float[Array, "#addend"]:
@@ -152,7 +152,7 @@ class Group(eqx.Module):
         overlap = has_variance and any(_may_overlap(*pair) for pair in itertools.combinations(functions, 2))
         return cls(
             weight=put(addends.weight, dtype),
-            maps=tuple(Map.of(one, dtype) for one in functions),
+            maps=tuple(Map.of(_of_shared_coordinates(one), dtype) for one in functions),
             aligned=tuple(Map.of(one, dtype) for one in (aligned(functions) if overlap else ())),
             constants=tuple(_as_constant(one, dtype) for one in addends.constants),
             instructions=addends.instructions,
@@ -219,7 +219,10 @@ class Group(eqx.Module):
 
     def num_nodes(self, level: int) -> int:
         """That an addend takes."""
-        return 1 if not self.instructions else nodes_for(len(self.maps), NODES[len(self.maps)][level])[0].shape[0]
+        if not self.instructions:
+            return 1
+        dim, is_double = len(self.maps), self.weight.dtype == jnp.float64
+        return len(nodes_for(dim, NODES[dim][level], is_double=is_double)[1])
 
     def _moments(self, gaussian: Gaussian) -> Moments:
         mean, number = [one.of_vector(gaussian.mean) + one.offset for one in self.maps], len(self.maps)
@@ -323,7 +326,7 @@ class Expectation(eqx.Module):
         return sum((group.at(z) for group in self.groups), self.constant + self.slope @ z)
 
     def error(self, gaussian: Gaussian) -> Float[Array, ""]:
-        """By how much twice as many nodes change the addends, beyond rounding, and what of their sum that may lose."""
+        """By how much the next level changes the addends, beyond rounding, and what of their sum that may lose."""
         parts = (
             group.expectation(gaussian, self.level + 1, below=self.level) for group in self.groups if group.instructions
         )

@@ -42,7 +42,7 @@ def node_sum(program: NodeProgram, constants: tuple[Array, ...], places: Places)
 
     Args:
         program: of the addends.
-        constants: of the program, one for each addend or one for all.
+        constants: of the program, one for each addend or one for all; they are data, and not differentiated.
         places: the rows \(R_i\).
 
     Cost: of a value the program at all nodes, of slopes about three times that, of the second derivatives about twice
@@ -59,23 +59,25 @@ def _sum_and_slopes(program: NodeProgram, constants: tuple[Array, ...], places: 
 @node_sum.defjvp
 def _node_sum_jvp(program: NodeProgram, primals: tuple[Any, Places], tangents: tuple[Any, Places]) -> Any:
     value, slopes = _sum_and_slopes(program, *primals)
-    return value, _along(slopes, tangents[1])
+    return value, _directional(slopes, tangents[1])
 
 
 @_sum_and_slopes.defjvp
 def _sum_and_slopes_jvp(program: NodeProgram, primals: tuple[Any, Places], tangents: tuple[Any, Places]) -> Any:
-    value, slopes, bends = _jet(program, 2, *primals)
-    ways, turned = tangents[1], [jnp.zeros_like(slope) for slope in slopes]
-    for one, row in enumerate(bends):
-        for two, bend in enumerate(row):
-            turned[one] += jnp.sum(bend * ways[two][:, None, :], axis=2)
+    value, slopes, hessian = _jet(program, 2, *primals)
+    moved, products = tangents[1], [jnp.zeros_like(slope) for slope in slopes]
+    for one, row in enumerate(hessian):
+        for two, block in enumerate(row):
+            products[one] += jnp.sum(block * moved[two][:, None, :], axis=2)
             if two < one:
-                turned[two] += jnp.sum(bend * ways[one][:, :, None], axis=1)
-    return (value, slopes), (_along(slopes, ways), turned)
+                products[two] += jnp.sum(block * moved[one][:, :, None], axis=1)
+    return (value, slopes), (_directional(slopes, moved), products)
 
 
-def _along(slopes: Places, ways: Places) -> Float[Array, "addend"]:
-    return functools.reduce(jnp.add, (jnp.sum(slope * way, axis=1) for slope, way in zip(slopes, ways, strict=True)))
+def _directional(slopes: Places, moved: Places) -> Float[Array, "addend"]:
+    """The derivatives along a tangent."""
+    pairs = zip(slopes, moved, strict=True)
+    return functools.reduce(jnp.add, (jnp.sum(slope * tangent, axis=1) for slope, tangent in pairs))
 
 
 def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places: Places) -> Any:
@@ -95,7 +97,7 @@ def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places:
         )
         return first, of_some(size, *taken)
 
-    def put(number: Array, all_of_them: PyTree) -> PyTree:
+    def fill(number: Array, all_of_them: PyTree) -> PyTree:
         first, found = some(number * size)
         return jax.tree.map(
             lambda every, part: jax.lax.dynamic_update_slice_in_dim(every, part, first, 0), all_of_them, found
@@ -103,7 +105,7 @@ def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places:
 
     shapes = jax.eval_shape(lambda: some(jnp.zeros((), int))[1])
     empty = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape[1:]), leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, -(-num // size), put, empty)
+    return jax.lax.fori_loop(0, -(-num // size), fill, empty)
 
 
 def _jet_of_some(program: NodeProgram, order: int, num: int, constants: tuple[Array, ...], places: Places) -> Any:

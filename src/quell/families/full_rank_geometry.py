@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The geometry of a full-rank Gaussian, in its Cholesky factor."""
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -78,7 +79,9 @@ class FullRankGeometry(AbstractGeometry):
         direction = WhitenedDirection(grad.loc, jnp.tril(grad.scale, -1) + jnp.diag(diagonal))
         step = _precision_step(direction, jnp.ones_like(rate))
         is_usable, shrink = _inverse_root(rate * step, least_precision(rate))
-        shrink = jax.lax.cond(is_usable, lambda: shrink, lambda: _inverse_root(rate * _turned_up(step))[1])
+        shrink = jax.lax.cond(
+            is_usable, lambda: shrink, lambda: _inverse_root(rate * _with_absolute_eigenvalues(step))[1]
+        )
         return self._shrunk(params, direction, rate, shrink)
 
     def move(
@@ -118,7 +121,7 @@ def _precision_step(direction: WhitenedDirection, rate: Float[Array, ""]) -> Flo
     return -rate * (strict + strict.T + jnp.diag(jnp.diagonal(direction.scale)))
 
 
-def _turned_up(step: Float[Array, "latent latent"]) -> Float[Array, "latent latent"]:
+def _with_absolute_eigenvalues(step: Float[Array, "latent latent"]) -> Float[Array, "latent latent"]:
     """What a step must add to the precision, for that to have eigenvalues that are positive and of the same size."""
     sizes, ways = jnp.linalg.eigh(step + jnp.eye(step.shape[0], dtype=step.dtype))
     return (ways * (jnp.maximum(jnp.abs(sizes), LEAST_PRECISION) - 1.0)) @ ways.T

@@ -83,7 +83,8 @@ class NewtonState(NamedTuple):
         leaps: that may be tried.
         noise: nats by which the optimum on the draws of this round falls short of the true one, on average, as
             measured at the end of the round before; infinite where it is not known.
-        gap: nats between the parameters and the optimum; infinite where it was not measured at them.
+        gap: nats between the parameters and the optimum; infinite where it was not measured at them, or one step before
+            where that is the last of an exact fit.
         gap_error: the standard error of `gap`, at most.
         has_converged: whether the gap is below the tolerance.
         has_given_up: whether it would take too many draws or starts, or rounding hides what is left to gain.
@@ -140,7 +141,8 @@ class Newton(eqx.Module):
 
     is an unbiased estimate of the nats that are left to gain, to second order. The standard error is at most
     \(2(\nu(\nu + \text{gap}))^{1/2}\), as if all noise were in one direction. Where gap and error together are below
-    the tolerance the fit has converged, and the parameters stay those that were measured. Otherwise the round is
+    the tolerance the fit has converged, and the parameters stay those that were measured, but for one last step where
+    there are no draws. Otherwise the round is
     optimised. Where a round of the most draws that an evaluation may take was not enough, the fit ends without having
     converged, and so it does where rounding hides what is left to gain.
 
@@ -250,7 +252,8 @@ class Newton(eqx.Module):
                 return after_step()
             return jax.lax.cond(leaps, lambda: geometry.leap(state.params, now.here.grad, share), after_step)
 
-        is_last = has_converged & self.objective.is_exact  # a step is known that leaves nothing to gain
+        # A step is known that leaves nothing to gain; where only a gap is measured it is not taken.
+        is_last = has_converged & (self.objective.is_exact and self.most_starts > 0)
         stays = (begins | compares | measures | has_converged | is_too_noisy | only_judges) & ~is_last
 
         def along(share: Float[Array, ""]) -> tuple[PyTree, LocalElbo]:
@@ -273,9 +276,9 @@ class Newton(eqx.Module):
         radius = jnp.where(stays | leaps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
         least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
         least = jnp.asarray(self.tolerance, noise.dtype) if self.objective.is_exact else least
-        # Where the model promises nothing, a trial that fails has failed by rounding; a leap promises nothing itself.
-        failed_by_rounding = ~leaps & all_finite(found.there._replace(noise=()))
-        is_at_top = ~stays & ((moves & is_whole) | failed_by_rounding) & solved.is_inside & (gained < least)
+        # Where the model promises nothing, a trial that fails has failed by rounding; a leap has no model.
+        failed_by_rounding = all_finite(found.there._replace(noise=()))
+        is_at_top = ~(stays | leaps) & ((moves & is_whole) | failed_by_rounding) & solved.is_inside & (gained < least)
         is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
         is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
         is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding

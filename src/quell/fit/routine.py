@@ -61,8 +61,9 @@ def fit_many(
 ) -> tuple[FitResult, ...]:
     """Several independent fits side by side, in one compiled program.
 
-    Fit `k` is `fit` with `jax.random.split(key, num_fits)[k]`, to rounding. One that diverges, converges or is stopped
-    waits for the others. All start from the same `params` and share one checkpoint.
+    Fit `k` is `fit` with `jax.random.split(key, num_fits)[k]`, to rounding, and to the tolerance where an exact fit
+    needs more nodes. One that diverges, converges or is stopped waits for the others. All start from the same `params`
+    and share one checkpoint.
 
     Args:
         model: likelihood, prior and data.
@@ -96,21 +97,21 @@ def is_inexact(plan: FitPlan, result: FitResult) -> bool:
 
 
 def _results(
-    options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], level: int | None = 0
+    options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], plan: FitPlan
 ) -> list[FitResult]:
     """Run the fits: with more nodes where exact expectations need them, and with draws where more do not help."""
-    has_checkpoint = options.checkpoint is not None  # which has no place for a second fit
-    plan = FitPlan.of(options, model, family, key, USUAL_LEVEL if has_checkpoint and level == 0 else level)
-    results = run_plan(plan)
+    results, has_checkpoint = run_plan(plan), options.checkpoint is not None  # which has no place for a second fit
     is_cut_short = any(result.status in (Status.INTERRUPTED, Status.STOPPED) for result in results)
+    is_cut_short |= any(result.history.num_steps >= options.steps for result in results)
     expectation = results[0].problem.expectation
     if expectation is None or has_checkpoint or is_cut_short or not any(is_inexact(plan, one) for one in results):
         return results
     goes_on = expectation.level < USUAL_LEVEL and key.ndim == 0  # from where the fewest nodes led
     options = dataclasses.replace(options, params=results[0].params) if goes_on else options
-    following = expectation.level + 1 if expectation.level < MOST_LEVEL else None
-    if FitPlan.of(options, model, family, key, following).is_sampled:
-        return results  # their warnings tell what they miss, which is less than sampled gradients would
+    level = expectation.level + 1 if expectation.level < MOST_LEVEL else None
+    following = FitPlan.of(options, model, family, key, level)
+    if following.is_sampled:
+        return results  # what they miss is known, and told; the noise of sampled gradients would not be
     pairs = zip(results, _results(options, model, family, key, following), strict=True)
     return [
         dataclasses.replace(
@@ -128,7 +129,7 @@ def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], 
     if "variates" in given:  # an iterator must not come to a PyTree
         given["variates"] = listed_variates(given["variates"])
     options = FitOptions(**given)
-    results = _results(options, model, family, key)
+    results = _results(options, model, family, key, FitPlan.of(options, model, family, key))
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"
