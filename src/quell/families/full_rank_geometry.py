@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The geometry of a full-rank Gaussian, in its Cholesky factor."""
 
-import functools
 import math
 from typing import NamedTuple
 
