@@ -230,7 +230,13 @@ def test_adam_runs_as_a_fit_does_its_warm_start_and_warm_up_steps_included(bench
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_models_are_exact_in_mean_field(name):
-    sizes = {"bradley-terry": (12, 40), "households": (3, 60), "crossed": (50, 6, 4)}
+    sizes = {
+        "bradley-terry": (12, 40),
+        "households": (3, 60),
+        "crossed": (50, 6, 4),
+        "noise-scale": (50,),
+        "robust": (50,),
+    }
     large = LARGE[name](*sizes[name])
     model = quell.from_numpyro(large.model, **large.data)
     assert exactly(quell.Problem(model, quell.MeanField(model.dim))).expectation is not None
