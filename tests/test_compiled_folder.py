@@ -62,11 +62,13 @@ def test_another_process_finds_what_was_compiled(tmp_path):
 
 @pytest.mark.usefixtures("settings")
 def test_the_oldest_programs_are_deleted(tmp_path):
+    """And nothing else: the folder may be one in which the user has data."""
+    (tmp_path / "data.npy").write_bytes(bytes(10_000))
     for number in range(4):
-        (tmp_path / f"program-{number}").write_bytes(bytes(100))
-        os.utime(tmp_path / f"program-{number}", (number, number))
+        (tmp_path / f"{number}-cache").write_bytes(bytes(100))
+        os.utime(tmp_path / f"{number}-cache", (number, number))
     assert quell.keep_compiled(tmp_path, max_bytes=250) == tmp_path
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["program-2", "program-3"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2-cache", "3-cache", "data.npy"]
     with pytest.raises(ValueError, match="max_bytes"):
         quell.keep_compiled(tmp_path, max_bytes=-1)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled programs that later processes find on disk."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from quell.core.checks import check_count
+
+
+PROGRAMS = "*-cache"
+"""Names that JAX gives to the files of its cache: no others are ever deleted."""
 
 
 def cache_folder() -> Path:
@@ -25,7 +30,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None, *, max_bytes: in
 
     Args:
         folder: of the programs; by default `compiled` in `$XDG_CACHE_HOME/quell`, or in `~/.cache/quell`.
-        max_bytes: size of the folder that is left at this call: the oldest programs beyond it are deleted.
+        max_bytes: of programs that are left there at this call: the oldest beyond are deleted, and no other files.
 
     Returns:
         The folder.
@@ -42,15 +47,14 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None, *, max_bytes: in
 
 
 def _leave(folder: Path, max_bytes: int) -> None:
-    """Delete the oldest files beyond a size; another process may be doing the same."""
+    """Delete the oldest programs beyond a size; another process may be doing the same."""
     found = []
-    for path in folder.iterdir():
-        try:
-            found.append((path.stat().st_mtime, path.stat().st_size, path))
-        except FileNotFoundError:
-            continue
+    for path in folder.glob(PROGRAMS):
+        with contextlib.suppress(FileNotFoundError):
+            about = path.stat()
+            found.append((about.st_mtime, about.st_size, path))
     total = 0
     for _, size, path in sorted(found, reverse=True):
         total += size
-        if total > max_bytes and path.is_file():
+        if total > max_bytes:
             path.unlink(missing_ok=True)
