@@ -10,7 +10,6 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from quell.core.checks import check_count
 
-
 PROGRAMS = "*-cache"
 """Names that JAX gives to the files of its cache: no others are ever deleted."""
 

@@ -127,18 +127,19 @@ def _jet_of_some(program: NodeProgram, order: int, num: int, constants: tuple[Ar
     if order == 0:
         return (_mean(values(at), nodes, weights),)
     dims = range(dim if order == 2 else 0)
-    turns = [jax.jvp(slopes_in(one), (at[one],), (jnp.ones_like(at[one]),), has_aux=True) for one in dims]
-    sloped, found = (turns[0][0], turns[0][2]) if turns else slopes(at)
-    ways = [weights[:, None] * row for row in noise]
-    jet = _mean(found, nodes, weights), [one @ jnp.asarray(way, dtype) for one, way in zip(sloped, ways, strict=True)]
+    seconds = [jax.jvp(slopes_in(one), (at[one],), (jnp.ones_like(at[one]),), has_aux=True) for one in dims]
+    firsts, found = (seconds[0][0], seconds[0][2]) if seconds else slopes(at)
+    weighted = [weights[:, None] * row for row in noise]
+    pairs = zip(firsts, weighted, strict=True)
+    jet = _mean(found, nodes, weights), [first @ jnp.asarray(row, dtype) for first, row in pairs]
     if order == 1:
         return jet
 
-    def bend(one: int, two: int) -> Float[Array, "addend _ _"]:
-        both = ways[one][:, :, None] * noise[two][:, None, :]
-        return (turns[one][1][two] @ jnp.asarray(both.reshape(len(nodes), -1), dtype)).reshape(num, *both.shape[1:])
+    def block(one: int, two: int) -> Float[Array, "addend _ _"]:
+        both = weighted[one][:, :, None] * noise[two][:, None, :]
+        return (seconds[one][1][two] @ jnp.asarray(both.reshape(len(nodes), -1), dtype)).reshape(num, *both.shape[1:])
 
-    return *jet, [[bend(one, two) for two in range(one + 1)] for one in range(dim)]
+    return *jet, [[block(one, two) for two in range(one + 1)] for one in range(dim)]
 
 
 def _at_nodes(
