@@ -27,7 +27,9 @@ import quell
 
 hits = []
 jax.monitoring.register_event_listener(lambda event, **about: hits.append(event) if "cache_hits" in event else None)
-jax.jit(lambda x: x + 1)(1.0)  # something is compiled before
+jax.jit(lambda x: x + 1)(1.0)  # something is compiled before, with no folder and with another one
+quell.keep_compiled(sys.argv[1] + "-other")
+jax.jit(lambda x: x + 2)(1.0)
 quell.keep_compiled(sys.argv[1])
 before = len(hits)
 print(float(jax.jit(lambda x: jnp.sin(x) ** 2)(0.5)), len(hits) - before)

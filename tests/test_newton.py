@@ -284,22 +284,6 @@ def test_leaps_find_a_log_concave_optimum_in_few_gradients(key):
     assert result.num_gradients < 40
 
 
-def test_leaps_enter_a_density_that_is_not_concave(key):
-    """Coefficients and the scale of the noise, far from both: without absolute eigenvalues it takes 200 gradients."""
-    rng = np.random.default_rng(0)
-    x, noise = rng.normal(size=40), rng.normal(size=40)
-    data = {"x": x, "y": 90.0 + 15.0 * x + 5.0 * noise}
-
-    def log_likelihood(z, rows):
-        return -z[2] - 0.5 * jnp.square((rows["y"] - z[0] - z[1] * rows["x"]) * jnp.exp(-z[2]))
-
-    model = quell.Model(log_likelihood, quell.NormalPrior(0.0, 100.0), data, 3)
-    result = quell.fit(model, quell.FullRank(3), key=key)
-    assert result.choice.exact
-    assert result.status is quell.Status.CONVERGED
-    assert result.num_gradients < 120  # of three starts
-
-
 def test_where_steps_run_out_the_fit_says_so():
     result = quell.fit(skewed(), quell.MeanField(1), steps=4, key=jax.random.key(0))
     assert result.status is quell.Status.NOT_CONVERGED

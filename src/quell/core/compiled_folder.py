@@ -41,7 +41,7 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None, *, max_bytes: in
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    compilation_cache.reset_cache()  # where something was compiled before, JAX has settled on no folder
+    compilation_cache.reset_cache()  # JAX stays with the first folder that it has used
     return path
 
 

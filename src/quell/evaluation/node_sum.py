@@ -89,21 +89,19 @@ def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places:
     if size >= num:
         return of_some(num, constants, places)
 
-    def some(at: Array) -> Any:
-        first = jnp.minimum(at, num - size)  # of the last, some were seen before
-        taken = jax.tree.map(
-            lambda leaf: leaf if leaf.shape[0] == 1 else jax.lax.dynamic_slice_in_dim(leaf, first, size),
-            (constants, places),
-        )
-        return first, of_some(size, *taken)
+    def some(number: Array) -> Any:
+        def part(leaf: Array) -> Array:
+            return leaf if leaf.shape[0] == 1 else jax.lax.dynamic_slice_in_dim(leaf, number * size, size)
 
-    def fill(number: Array, all_of_them: PyTree) -> PyTree:
-        first, found = some(number * size)
-        return jax.tree.map(
-            lambda every, part: jax.lax.dynamic_update_slice_in_dim(every, part, first, 0), all_of_them, found
-        )
+        return of_some(size, *jax.tree.map(part, (constants, places)))
 
-    shapes = jax.eval_shape(lambda: some(jnp.zeros((), int))[1])
+    def fill(number: Array, every: PyTree) -> PyTree:
+        def put(all_of_them: Array, part: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(all_of_them, part, number * size, 0)
+
+        return jax.tree.map(put, every, some(number))  # slices that would leave an array are moved into it
+
+    shapes = jax.eval_shape(lambda: some(jnp.zeros((), int)))
     empty = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape[1:]), leaf.dtype), shapes)
     return jax.lax.fori_loop(0, -(-num // size), fill, empty)
 
