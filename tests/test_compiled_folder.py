@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import quell
 from quell.cli.app import app
-from quell.core.compiled_folder import cache_folder
+from quell.core.compiled_folder import PROGRAMS, cache_folder
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -54,12 +54,14 @@ def run(folder):
 
 
 def test_another_process_finds_what_was_compiled(tmp_path):
-    first, second = run(tmp_path), run(tmp_path)
+    folder = tmp_path / "programs"
+    first, second = run(folder), run(folder)
     assert first[0] == second[0]
     assert first[1] == 0 < second[1]
-    for entry in tmp_path.iterdir():
-        entry.write_bytes(entry.read_bytes()[:-20])  # as a process that was killed leaves it
-    assert run(tmp_path)[0] == first[0]
+    assert (programs := list(folder.glob(PROGRAMS)))
+    for program in programs:
+        program.write_bytes(program.read_bytes()[:-20])  # as a process that was killed leaves it
+    assert run(folder)[0] == first[0]
 
 
 @pytest.mark.usefixtures("settings")
