@@ -58,7 +58,8 @@ def test_another_process_finds_what_was_compiled(tmp_path):
     first, second = run(folder), run(folder)
     assert first[0] == second[0]
     assert first[1] == 0 < second[1]
-    assert (programs := list(folder.glob(PROGRAMS)))
+    programs = list(folder.glob(PROGRAMS))
+    assert programs
     for program in programs:
         program.write_bytes(program.read_bytes()[:-20])  # as a process that was killed leaves it
     assert run(folder)[0] == first[0]
