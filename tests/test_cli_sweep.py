@@ -16,6 +16,7 @@ from quell.cli import sweep as command
 from quell.cli.app import app
 from quell.cli.fit_settings import FitSettings
 from quell.fit.driver import run_plan
+from quell.fit.progress import progress_bar
 
 MODELS = """
 import jax.numpy as jnp
@@ -84,7 +85,8 @@ def test_a_fit_of_the_sweep_is_that_of_quell_fit_at_its_rate(files, monkeypatch)
     settings = FitSettings(model=f"{files.models}:line", **options)
     (seed,) = jax.random.split(jax.random.key(0), 1)
     monkeypatch.setattr(jax.random, "key", lambda number: seed)
-    (single,) = run_plan(settings.plan(checkpoint=quell.Checkpoint(files.out / "fit.quell")))
+    plan = settings.plan(checkpoint=quell.Checkpoint(files.out / "fit.quell"))
+    (single,) = run_plan(plan, progress_bar(False, plan.options.steps))
     elbo = float(quell.exact_elbo(single.problem, single.params))
     np.testing.assert_allclose(row["elbos"], [elbo], **tolerances.RUNS)
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: reproducible, compiled once, honest about how it ended, and right on a conjugate model."""
 
+import contextlib
+import time
 import warnings
 
 import jax
@@ -14,8 +16,9 @@ import tolerances
 from catalogue import ShiftedLogNormal
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
+from quell.core.compile_clock import COMPILE_CLOCK, CompileClock
 from quell.fit import driver, loop, routine, step
-from quell.fit.progress import warn_if_long
+from quell.fit.progress import progress_bar, warn_if_long
 from quell.terms import AbstractTerm
 
 RNG = np.random.default_rng(3)
@@ -177,7 +180,43 @@ def test_progress_is_shown_on_stderr_between_chunks(key, capsys, monkeypatch):
     assert "ELBO" in err
     assert "37/37" in err
     assert "steps/s" in err
+    assert "reading the model" in err
     _assert_same(quiet.history, shown.history)
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_the_bar_tells_what_takes_so_long(compiles, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    with COMPILE_CLOCK.compiling() if compiles else contextlib.nullcontext(), progress_bar(True, 10) as bar:
+        bar.enter("fitting")
+    err = capsys.readouterr().err
+    assert ("compiling 0 s" in err, "fitting 0 s" in err) == (compiles, not compiles)
+
+
+def test_the_seconds_of_a_fit_are_those_of_its_stages(key):
+    began, before = time.perf_counter(), COMPILE_CLOCK.seconds
+    seconds = _fit(key, steps=38).seconds
+    assert seconds.reading > 0
+    assert seconds.fitting > 0
+    assert 0 <= seconds.compiling <= COMPILE_CLOCK.seconds - before
+    assert seconds.total <= time.perf_counter() - began
+
+
+def test_the_clock_of_the_compiler_counts_a_trace_within_another_once(monkeypatch):
+    now = iter([3.0, 4.0, 6.0, 10.0])
+    clock = CompileClock()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    for ended, duration in (("jaxpr_trace", 1.0), ("jaxpr_trace", 0.5), ("jaxpr_trace", 5.0), ("backend_compile", 2.0)):
+        clock._on_event(f"/jax/core/compile/{ended}_duration", duration)
+    clock._on_event("/jax/checkpoint/write", 7.0)
+    assert clock.seconds == 7.0, "from 1 to 6, and from 8 to 10"
+
+
+def test_the_clock_of_the_compiler_hears_a_compilation():
+    began, before = time.perf_counter(), COMPILE_CLOCK.seconds
+    jax.jit(lambda x: jnp.sin(x) + 0.123456)(jnp.ones(3))
+    assert 0 < COMPILE_CLOCK.seconds - before <= time.perf_counter() - began
 
 
 # The same without our loop

@@ -33,6 +33,8 @@ PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABAQAAAAA3bvkkAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
 
+NO_TIME = quell.Seconds(0.0, 0.0, 0.0)
+
 
 class _Parsed(HTMLParser):
     """Links and text of a page."""
@@ -167,7 +169,12 @@ def test_khat_is_shown_with_a_word(value, words):
 def test_a_fit_that_has_not_begun_and_has_no_variates(folder, fitted):
     gradient = quell.Gradient(fitted.problem, sampler=fitted.gradient.sampler)
     result = quell.FitResult(
-        fitted.params, gradient, gradient.init(fitted.params), quell.History.empty(0, 0), quell.Status.INTERRUPTED, 0.0
+        fitted.params,
+        gradient,
+        gradient.init(fitted.params),
+        quell.History.empty(0, 0),
+        quell.Status.INTERRUPTED,
+        NO_TIME,
     )
     text = _Parsed(result.report(str(folder / "empty.html"), seconds=5.0).read_text()).text
     assert "No variates were used" in text
@@ -202,7 +209,7 @@ def test_the_choice_and_its_variates_are_shown(folder, exact):
     history = quell.History(steps, steps, steps, weights, weights > 0, weights[:, 0] > 0)
     choice = quell.Choice("sampled", ("c7",), "It is <quick>.")
     state = gradient.init(params)
-    result = quell.FitResult(params, gradient, state, history, quell.Status.COMPLETED, 1.0, choice)
+    result = quell.FitResult(params, gradient, state, history, quell.Status.COMPLETED, NO_TIME, choice)
     written = result.report(folder / "chosen.html", seconds=5.0).read_text()
     choice_at, variates_at, variance_at = (written.index(f'id="{name}"') for name in ("choice", "variates", "variance"))
     assert "It is <quick>." in _Parsed(written[choice_at:variates_at]).text
@@ -217,7 +224,7 @@ def test_a_fit_of_a_product_with_discrete_blocks(folder):
     gradient = quell.Gradient(problem, base=quell.default_base(problem))
     params = family.init()
     result = quell.FitResult(
-        params, gradient, gradient.init(params), quell.History.empty(0, 0), quell.Status.COMPLETED, 0.0
+        params, gradient, gradient.init(params), quell.History.empty(0, 0), quell.Status.COMPLETED, NO_TIME
     )
     text = _Parsed(result.report(folder / "product.html", seconds=5.0).read_text()).text
     assert "switch" in text

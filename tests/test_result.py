@@ -54,7 +54,9 @@ def _result(model, family, params, *, num_steps=0, skipped=0, variates=()):
     weights = np.zeros((num_steps, len(variates)))
     flags = np.arange(num_steps) >= num_steps - skipped
     history = quell.History(np.where(flags, np.nan, -steps), steps, steps, weights, weights > 0, flags)
-    return quell.FitResult(params, gradient, gradient.init(params), history, quell.Status.COMPLETED, 1.5)
+    return quell.FitResult(
+        params, gradient, gradient.init(params), history, quell.Status.COMPLETED, quell.Seconds(0.25, 1.0, 0.25)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -172,9 +172,9 @@ def runs(monkeypatch):
     """Names of the variates of each subset that is fitted."""
     seen, run = [], sweep_plan.run_plan
 
-    def counted(plan):
+    def counted(plan, bar):
         seen.append(plan.algorithm.gradient.names)
-        return run(plan)
+        return run(plan, bar)
 
     monkeypatch.setattr(sweep_plan, "run_plan", counted)
     return seen

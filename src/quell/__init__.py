@@ -66,6 +66,7 @@ from quell.fit import FitOptions as FitOptions
 from quell.fit import FitProgress as FitProgress
 from quell.fit import FitResult as FitResult
 from quell.fit import History as History
+from quell.fit import Seconds as Seconds
 from quell.fit import Status as Status
 from quell.fit import fit as fit
 from quell.fit import fit_many as fit_many

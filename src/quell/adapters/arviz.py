@@ -39,7 +39,7 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
         "khat": khat.value,
         "khat_threshold": khat.threshold,
         "status": result.status.name.lower(),
-        "seconds": result.seconds,
+        "seconds": result.seconds.total,
     }
     groups = {
         "posterior": xarray.Dataset(_posterior(model, latents), {"chain": np.arange(1), "draw": np.arange(num)}),

@@ -21,6 +21,7 @@ from quell.core.devices import checked_mesh, in_use
 from quell.core.processes import first_does
 from quell.fit import FitResult
 from quell.fit.driver import restore_plan, run_plan
+from quell.fit.progress import progress_bar
 from quell.fit.status import Status
 
 
@@ -80,12 +81,14 @@ def fit(
         with in_use(mesh):
             first_does(lambda: folder.check(settings, resume=resume))
         checkpoint = quell.Checkpoint(folder.checkpoint, every_steps=checkpoint_every, resume=resume)
-        plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
         with contextlib.ExitStack() as stack:
+            bar = stack.enter_context(progress_bar(None, steps))
+            plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
             with in_use(mesh):
                 first_does(lambda: stack.enter_context(folder.at_work(settings, resume=resume)))
-            result = run_plan(plan)[0]
+            result = run_plan(plan, bar)[0]
             if result.status is not Status.INTERRUPTED:
+                bar.enter("writing the report", first=result.history.num_steps)
                 with in_use(mesh):
                     folder.write_outputs(result, seed=seed)
     if result.status is Status.INTERRUPTED:

@@ -104,7 +104,7 @@ class FitFolder:
             "warnings": list(result.warnings),
             "steps": result.history.num_steps,
             "skipped": result.history.num_skipped,
-            "seconds": result.seconds,
+            "seconds": dataclasses.asdict(result.seconds),
             "chosen": None if result.choice is None else result.choice.reason,
             "parameters": {
                 name: {"mean": _finite(row["mean"]), "sd": _finite(row["std"])}

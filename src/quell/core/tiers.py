@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
 from quell.core.compilation import quick_jit, quick_options
+from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.host import HostProgram
 from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
@@ -98,7 +99,7 @@ class TieredProgram:
     def __call__(self, leaves: list[Any]) -> Any:
         """The results of the function."""
         found = self._on_host(leaves)
-        found = self.compiled(*leaves) if found is None else found
+        found = self._compiled_results(leaves) if found is None else found
         arrays = jax.tree.unflatten(self.tree, found)
         return eqx.combine(arrays, self.rest) if jax.tree.leaves(self.rest) else arrays
 
@@ -112,6 +113,12 @@ class TieredProgram:
         except Exception:  # it is too long, or NumPy refuses a number that the compiler does not
             self.host = None
             return None
+
+    def _compiled_results(self, leaves: list[Any]) -> Any:
+        if "compiled" in self.__dict__:
+            return self.compiled(*leaves)
+        with COMPILE_CLOCK.compiling():
+            return self.compiled(*leaves)
 
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:

@@ -74,7 +74,7 @@ def _contents(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> dict[st
         "model": repr(problem.model),
         "family": repr(problem.family),
         "status": fit.status.name.lower(),
-        "steps": f"{fit.history.num_steps:,} steps in {fit.seconds:.1f} s",
+        "steps": f"{fit.history.num_steps:,} steps in {fit.seconds}",
         "elbo": exact_elbo_in_chunks(problem, fit.params) if has_exact else mean_of(sample.log_ratios),
         "khat": khat,
         "variance": variance,

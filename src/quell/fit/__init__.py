@@ -15,5 +15,6 @@ from quell.fit.progress import FitProgress as FitProgress
 from quell.fit.result import FitResult as FitResult
 from quell.fit.routine import fit as fit
 from quell.fit.routine import fit_many as fit_many
+from quell.fit.seconds import Seconds as Seconds
 from quell.fit.status import DivergenceError as DivergenceError
 from quell.fit.status import Status as Status

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The host's part of a fit: it acts between chunks only."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -10,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int, PyTree
 
+from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.devices import in_use
-from quell.core.processes import ProcessLost, agree, are_several, first_says, hint_if_killed, is_first, process_lost
+from quell.core.processes import ProcessLost, agree, are_several, first_says, hint_if_killed, process_lost
 from quell.fit import loop
 from quell.fit.checkpoint.file import CheckpointError
 from quell.fit.checkpoint.keeper import Keeper, Snapshot
@@ -20,8 +22,9 @@ from quell.fit.convergence import has_no_gain
 from quell.fit.gap import measure_gap
 from quell.fit.newton import Newton, Outcome
 from quell.fit.plan import FitPlan
-from quell.fit.progress import FitProgress, Report, progress_bar, wants_bar, warn_if_long
+from quell.fit.progress import FitProgress, ProgressBar, warn_if_long
 from quell.fit.result import FitResult
+from quell.fit.seconds import Seconds
 from quell.fit.status import Status
 
 EXACT_EVERY = 5
@@ -36,23 +39,27 @@ _LONG_SECONDS = 1.0
 """A chunk that takes longer may be followed by one of a single step, so that callbacks and Ctrl-C are heard."""
 
 
-def run_plan(plan: FitPlan) -> list[FitResult]:
-    """Run the fits of a plan, resumed where a checkpoint ends; whatever happens, the last snapshot is written."""
+def run_plan(plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
+    """Run the fits of a plan, resumed where a checkpoint ends; whatever happens, the last snapshot is written.
+
+    Args:
+        plan: of the fits.
+        bar: that shows how far they have come.
+    """
     steps, keeper = plan.options.steps, Keeper(plan.options.checkpoint)
     with in_use(plan.options.mesh):
-        show = wants_bar(plan.options.progress) and is_first()
         fits = FitLoop(keeper.first(plan))
         if steps < (done := int(fits.step.max())):
             raise CheckpointError(
                 f"`steps` must be at least {done}, the steps of the checkpoint, got {steps}; or start again with "
                 "another path."
             )
-        bar, hint = progress_bar(steps, first=done, show=show), hint_if_killed(keeper.advice, several=are_several())
+        bar.enter("fitting", first=done)
         try:
             keeper.begin(fits.snapshot)
             try:
-                with bar as report, hint:
-                    fits.run(keeper, report)
+                with hint_if_killed(keeper.advice, several=are_several()):
+                    fits.run(keeper, bar)
             finally:
                 keeper.save(fits.snapshot)
         except KeyboardInterrupt:
@@ -83,7 +90,7 @@ class FitLoop:
         self.snapshot = snapshot
         self.ended: dict[int, Status] = {}
         self.least_gain: dict[int, float] = {}
-        self.spent, self.began = snapshot.seconds, time.perf_counter()
+        self.spent, self.began, self.compiled = snapshot.seconds, time.perf_counter(), COMPILE_CLOCK.seconds
         self._check_convergence()
 
     @property
@@ -108,7 +115,7 @@ class FitLoop:
         """Spent on the fits, before an interruption too."""
         return self.spent + time.perf_counter() - self.began
 
-    def run(self, keeper: Keeper, report: Report) -> None:
+    def run(self, keeper: Keeper, bar: ProgressBar) -> None:
         """Run chunks until no fit has steps to take."""
         problem, is_told = self.snapshot.plan.algorithm.gradient.problem, False
         is_newton = isinstance(self.snapshot.plan.algorithm, Newton)
@@ -130,13 +137,15 @@ class FitLoop:
             keeper.after_chunk(self.snapshot, step=end)
             recent = np.concatenate([self.snapshot.pieces[number][-1].elbo for number in running])
             if np.isfinite(recent).any():
-                report(end, float(recent[np.isfinite(recent)].mean()))
+                bar.report(end, float(recent[np.isfinite(recent)].mean()))
             for number in running.tolist():
                 self._call_back(number)
 
     def results(self) -> list[FitResult]:
         """A result for each fit, as far as it has come."""
         plan, state, _, _ = self.snapshot
+        compiling = COMPILE_CLOCK.seconds - self.compiled
+        seconds = Seconds(plan.seconds, compiling, self.seconds - compiling)
         outcomes = [self._outcome(number) for number in range(self.step.size)]
         return [
             FitResult(
@@ -145,7 +154,7 @@ class FitLoop:
                 state=self._member(state.algorithm.gradient, number),
                 history=history,
                 status=self._status(number),
-                seconds=self.seconds,
+                seconds=seconds,
                 choice=plan.choice,
                 measured_gap=outcome.gap,
                 num_gradients=outcome.num_gradients,
@@ -208,7 +217,8 @@ class FitLoop:
         if not before.any():
             state = eqx.tree_at(lambda s: s.algorithm.params, state, plan.first_params(plan.key, state.params))
         run = loop.run_rounds if isinstance(plan.algorithm, Newton) else loop.run_chunk
-        state, infos = run(plan.algorithm, plan.policy, plan.key, state, ends, plan.fit_mesh)
+        with contextlib.nullcontext() if before.any() else COMPILE_CLOCK.compiling():
+            state, infos = run(plan.algorithm, plan.policy, plan.key, state, ends, plan.fit_mesh)
         infos = jax.device_get(infos)
         after = []
         for number, count in enumerate((np.atleast_1d(jax.device_get(state.step)) - before).tolist()):

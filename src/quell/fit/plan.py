@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan that options make with a problem: every default filled in, everything checked."""
 
+import dataclasses
 import functools
 import math
+import time
 from typing import Any
 
 import equinox as eqx
@@ -42,6 +44,7 @@ class FitPlan(eqx.Module):
         choice: what was chosen automatically; `None` where the variates were given.
         warm_start: rows of the warm start; `None` for no warm start.
         fit_mesh: of devices that several fits are spread over; `None` for one device.
+        seconds: of reading the model and choosing the method.
     """
 
     algorithm: Algorithm | Newton
@@ -52,6 +55,7 @@ class FitPlan(eqx.Module):
     choice: Choice | None = None
     warm_start: int | None = None
     fit_mesh: Mesh | None = None
+    seconds: float = 0.0
 
     @classmethod
     def of(
@@ -71,8 +75,10 @@ class FitPlan(eqx.Module):
             key: of the fit, or one for each of several.
             level: of the nodes of exact expectations, 0 for the first; `None` for no such expectations.
         """
+        began = time.perf_counter()
         with in_use(options.mesh):
-            return cls._of(options, Problem(placed(model, options.mesh), family), key, level)
+            plan = cls._of(options, Problem(placed(model, options.mesh), family), key, level)
+        return dataclasses.replace(plan, seconds=time.perf_counter() - began)
 
     @classmethod
     def _of(cls, options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level: int | None) -> "FitPlan":

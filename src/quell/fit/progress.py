@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a fit has come: for a callback, and as a progress bar; both between chunks only."""
 
-import contextlib
 import importlib.util
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from quell.core.compile_clock import COMPILE_CLOCK
+from quell.core.processes import is_first
 from quell.evaluation import Problem
 from quell.families import FullRank
 from quell.fit.history import History
+
+if TYPE_CHECKING:
+    import rich.progress
 
 LONG_SECONDS = 600.0
 """A fit that takes longer is told at its beginning."""
 
 SMALL_RANK = 10
 """Of the family that is named instead of a large full-rank one."""
-
-Report = Callable[[int, float], None]
-"""Updates a progress bar with the steps done and the current ELBO."""
 
 
 class FitProgress(eqx.Module):
@@ -60,37 +62,83 @@ def wants_bar(asked: bool | None) -> bool:
     return asked or (asked is None and has_rich and sys.stderr.isatty())
 
 
-@contextlib.contextmanager
-def progress_bar(num_steps: int, *, first: int = 0, show: bool) -> Iterator[Report]:
-    """Yield a function of (steps done, current ELBO).
+class ProgressBar:
+    """What a fit is doing, for how long, and how far it has come.
 
     Args:
-        num_steps: steps in all.
-        first: steps done before, which do not count for the speed.
-        show: whether there is a bar at all.
+        steps: in all.
+        show: whether anything is shown.
     """
-    if not show:
-        yield lambda done, elbo: None
-        return
+
+    def __init__(self, steps: int, *, show: bool) -> None:
+        """Show that a model is read."""
+        self._stage, self._began, self._first = "reading the model", time.perf_counter(), 0
+        self._bar = _rich_bar(self._stage_text) if show else None
+        self._task = None if self._bar is None else self._bar.add_task("", total=steps, elbo="", rate="")
+
+    def __enter__(self) -> "ProgressBar":
+        """Draw it."""
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove it."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def enter(self, stage: str, *, first: int = 0) -> None:
+        """Begin a stage.
+
+        Args:
+            stage: what is done in it.
+            first: steps done before, which do not count for the speed.
+        """
+        self._stage, self._began, self._first = stage, time.perf_counter(), first
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=first, elbo="", rate="")
+
+    def report(self, done: int, elbo: float) -> None:
+        """Show the steps done and the current ELBO."""
+        if self._bar is not None and self._task is not None:
+            rate = (done - self._first) / max(time.perf_counter() - self._began, 1e-3)
+            self._bar.update(self._task, completed=done, elbo=f"ELBO {elbo:,.2f}", rate=f"{rate:,.0f} steps/s")
+
+    def _stage_text(self) -> str:
+        stage = "compiling" if COMPILE_CLOCK.is_running else self._stage
+        return f"{stage} {time.perf_counter() - self._began:.0f} s"
+
+
+def progress_bar(asked: bool | None, steps: int) -> ProgressBar:
+    """The bar of a fit.
+
+    Args:
+        asked: whether to show it; by default if rich is installed and stderr is a terminal.
+        steps: in all.
+    """
+    return ProgressBar(steps, show=wants_bar(asked) and is_first())
+
+
+def _rich_bar(stage_text: Callable[[], str]) -> "rich.progress.Progress":
     import rich.console
-    import rich.progress as bar
+    import rich.progress
+    import rich.text
 
-    columns = (
-        bar.TextColumn("ELBO {task.fields[elbo]:>12}"),
-        bar.BarColumn(),
-        bar.MofNCompleteColumn(),
-        bar.TextColumn("{task.fields[rate]}"),
-        bar.TimeRemainingColumn(),
+    class Stage(rich.progress.ProgressColumn):
+        """The present stage, and its seconds."""
+
+        def render(self, task: rich.progress.Task) -> rich.text.Text:
+            return rich.text.Text(f"{stage_text():<22}")
+
+    return rich.progress.Progress(
+        Stage(),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TextColumn("{task.fields[elbo]}"),
+        rich.progress.TextColumn("{task.fields[rate]}"),
+        console=rich.console.Console(stderr=True),
+        transient=True,
     )
-    with bar.Progress(*columns, console=rich.console.Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("fit", total=num_steps, completed=first, elbo="compiling", rate="")
-
-        def report(done: int, elbo: float) -> None:
-            elapsed = shown.tasks[task].elapsed or 0.0
-            rate = f"{(done - first) / elapsed:,.0f} steps/s" if elapsed > 0 else ""
-            shown.update(task, completed=done, elbo=f"{elbo:,.2f}", rate=rate)
-
-        yield report
 
 
 def warn_if_long(problem: Problem, state: PyTree, steps: int, seconds: float) -> None:

@@ -21,6 +21,7 @@ from quell.families.sample import draw_latents
 from quell.fit.choice import Choice
 from quell.fit.gap import measure_gap
 from quell.fit.history import History
+from quell.fit.seconds import Seconds
 from quell.fit.status import Status
 from quell.gradient import Gradient, GradientState
 from quell.models import AbstractModel
@@ -39,7 +40,7 @@ class FitResult(eqx.Module):
         state: of the gradient, where the fit ended.
         history: per-step diagnostics.
         status: how the fit ended, with advice.
-        seconds: wall-clock time, compilation included.
+        seconds: wall-clock time by stage: reading the model, compiling, fitting.
         choice: what was chosen automatically, and why; `None` where the variates were given.
         measured_gap: nats to the optimum, where the fit has measured them itself.
         num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees; of an
@@ -56,7 +57,7 @@ class FitResult(eqx.Module):
     state: GradientState
     history: History
     status: Status
-    seconds: float
+    seconds: Seconds
     choice: Choice | None = None
     measured_gap: Estimate | None = None
     num_gradients: int = 0
@@ -247,7 +248,7 @@ class FitResult(eqx.Module):
         lines = [
             f"FitResult({problem.family!r} for {problem.model!r})",
             f"  status   {self.status.name.lower()}: {self.status.value}",
-            f"  steps    {history.num_steps:,} in {self.seconds:.2f} s{work}",
+            f"  steps    {history.num_steps:,} in {self.seconds}{work}",
             *measured,
         ]
         if self.choice is not None:

@@ -15,6 +15,7 @@ from quell.families import AbstractFamily
 from quell.fit.driver import run_plan
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
 from quell.fit.plan import FitPlan
+from quell.fit.progress import ProgressBar, progress_bar
 from quell.fit.result import FitResult
 from quell.fit.status import DivergenceError, Status
 from quell.models import AbstractModel
@@ -97,10 +98,15 @@ def is_inexact(plan: FitPlan, result: FitResult) -> bool:
 
 
 def _results(
-    options: FitOptions, model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], plan: FitPlan
+    options: FitOptions,
+    model: AbstractModel,
+    family: AbstractFamily,
+    key: Key[Array, "*fit"],
+    plan: FitPlan,
+    bar: ProgressBar,
 ) -> list[FitResult]:
     """Run the fits: with more nodes where exact expectations need them, and with draws where more do not help."""
-    results, has_checkpoint = run_plan(plan), options.checkpoint is not None  # which has no place for a second fit
+    results, has_checkpoint = run_plan(plan, bar), options.checkpoint is not None  # which has no place for a second fit
     is_cut_short = any(result.status in (Status.INTERRUPTED, Status.STOPPED) for result in results)
     is_cut_short |= any(result.history.num_steps >= options.steps for result in results)
     expectation = results[0].problem.expectation
@@ -112,7 +118,7 @@ def _results(
     following = FitPlan.of(options, model, family, key, level)
     if following.is_sampled:
         return results  # what they miss is known, and told; the noise of sampled gradients would not be
-    pairs = zip(results, _results(options, model, family, key, following), strict=True)
+    pairs = zip(results, _results(options, model, family, key, following, bar), strict=True)
     return [
         dataclasses.replace(
             after,
@@ -129,7 +135,8 @@ def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], 
     if "variates" in given:  # an iterator must not come to a PyTree
         given["variates"] = listed_variates(given["variates"])
     options = FitOptions(**given)
-    results = _results(options, model, family, key, FitPlan.of(options, model, family, key))
+    with progress_bar(options.progress, options.steps) as bar:
+        results = _results(options, model, family, key, FitPlan.of(options, model, family, key), bar)
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"

@@ -26,6 +26,7 @@ from quell.fit.loop import FIT_AXIS
 from quell.fit.natural_gradient import is_natural
 from quell.fit.options import SweepKeywords
 from quell.fit.plan import FitPlan
+from quell.fit.progress import progress_bar
 from quell.sweep.folder import SweepFolder
 from quell.sweep.rates import Optimizer, checked_rates, optimizer_digest, states_at, with_rate_in_state
 from quell.sweep.result import SweepResult, SweepRow
@@ -157,7 +158,8 @@ class SweepPlan:
 
     def _fit(self, subset: str, folder: SweepFolder | None) -> tuple[SweepRow, ...]:
         """Run the fits of a subset; Ctrl-C leaves their checkpoint in the folder."""
-        fits = run_plan(self.fit_plan(subset, folder))[: self.num_fits]
+        with progress_bar(self.options.progress, self.options.steps) as bar:
+            fits = run_plan(self.fit_plan(subset, folder), bar)[: self.num_fits]
         if any(fit.status is Status.INTERRUPTED for fit in fits):
             raise KeyboardInterrupt
         key = jax.random.fold_in(self.key, ELBO_KEY_NUMBER)

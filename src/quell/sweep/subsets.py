@@ -42,7 +42,7 @@ def subset_rows(
     elbos, errors = np.array([_final_elbo(key, problem, result) for result in results]).T.reshape(2, len(rates), -1)
     diverged = np.array([result.status is Status.DIVERGED for result in results]).reshape(elbos.shape)
     return tuple(
-        SweepRow(subset, rate, tuple(row.tolist()), int(lost.sum()), float(error.max()), results[0].seconds)
+        SweepRow(subset, rate, tuple(row.tolist()), int(lost.sum()), float(error.max()), results[0].seconds.total)
         for rate, row, lost, error in zip(rates, elbos, diverged, errors, strict=True)
     )
 
