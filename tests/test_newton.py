@@ -104,7 +104,7 @@ def test_inside_the_region_the_step_is_that_of_newton():
     hessian, grad = matrix([-1.0, -2.0, -5.0]), jnp.array([1.0, -0.3, 0.2])
     found = trust_step(grad, lambda v: hessian @ v, jnp.asarray(100.0), jnp.asarray(1e-12))
     expected = jnp.linalg.solve(-hessian, grad)
-    assert bool(found.is_inside)
+    assert bool(found.is_solved)
     assert int(found.products) <= 4
     np.testing.assert_allclose(found.step, expected, rtol=1e-9)
     np.testing.assert_allclose(found.gain, 0.5 * grad @ expected, rtol=1e-9)

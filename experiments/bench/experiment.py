@@ -34,6 +34,7 @@ class Outcome:
         compile_s: seconds of compiling.
         runs: one per seed.
         is_final: whether these are the seeds of the comparison, and not the one of the search.
+        cold_s: seconds of a whole run in a new process; `None` for those of compiling and of stepping.
     """
 
     problem: str
@@ -42,6 +43,12 @@ class Outcome:
     compile_s: float
     runs: tuple[TimedRun, ...]
     is_final: bool
+    cold_s: float | None = None
+
+    def cold_seconds_to(self, optimum: float, nats: float) -> float:
+        """From the end of the imports; of a fit that ends by itself, to its end."""
+        warm = self.seconds_to(optimum, nats)
+        return warm if math.isinf(warm) else self.compile_s + warm if self.cold_s is None else self.cold_s
 
     def seconds_to(self, optimum: float, nats: float) -> float:
         """Median over the seeds; infinite when fewer than half arrive."""
@@ -61,6 +68,7 @@ class Outcome:
             "us_per_step": round(median([run.us_per_step for run in self.runs]), 1),
             "compile_s": round(self.compile_s, 2),
             **times,
+            **{f"cold_seconds_to_{nats:g}_nat": _or_none(self.cold_seconds_to(optimum, nats)) for nats in TARGETS},
             "final_gap": _or_none(self.final_gap(optimum)),
             "seeds": len(self.runs),
             "is_final": self.is_final,
@@ -165,11 +173,12 @@ class MethodExperiment(AbstractExperiment[MethodResult]):
         goal = Goal(functools.partial(elbo_of, bench), self.optimum, beyond, elbo_seconds(bench))
         budget = self.effort.budget * (_OWN_SHARE if self.peer is None else 1.0)
         found = search(Trials(bench, goal), method.make(), budget=budget, num_seeds=self.effort.seeds)
-        return MethodResult([self._fields(trial) for trial in found])
+        cold_s = None if method.cold_seconds is None else method.cold_seconds(self.problem, self.data_dir)
+        return MethodResult([self._fields(trial, cold_s) for trial in found])
 
-    def _fields(self, trial: Trial) -> dict[str, Any]:
+    def _fields(self, trial: Trial, cold_s: float | None) -> dict[str, Any]:
         return dataclasses.asdict(
-            Outcome(self.problem, self.method, trial.text, trial.compile_s, trial.runs, trial.is_final)
+            Outcome(self.problem, self.method, trial.text, trial.compile_s, trial.runs, trial.is_final, cold_s)
         )
 
 

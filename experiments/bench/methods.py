@@ -8,6 +8,7 @@ import jax
 import optax
 
 from experiments.bench.adam_runner import AdamRunner
+from experiments.bench.cold import cold_fit_seconds
 from experiments.bench.fit_runner import START_SCALE, FitRunner, gradient_label
 from experiments.bench.fixed_choices import base_options, fixed_options
 from experiments.bench.gaussian import isotropic, params_of
@@ -53,7 +54,7 @@ def own_methods(bench: BenchProblem, kinds: tuple[str, ...] = KINDS, *, quick: b
 
 
 def _auto(bench: BenchProblem, quick: bool) -> list[Method]:
-    return [Method("quell auto", lambda: [FitRunner(bench, FitOptions())])]
+    return [Method("quell auto", lambda: [FitRunner(bench, FitOptions())], cold_fit_seconds)]
 
 
 def _fixed(bench: BenchProblem, quick: bool) -> list[Method]:

@@ -80,10 +80,13 @@ class Method:
         name: for the table; quell's own begin with `quell`.
         make: its runners, one for each structure: minibatch or all data, one sample or several. It is called when
             the method's turn comes.
+        cold_seconds: of a whole run in a new process, by the names of the problem and of the folder of data; `None`
+            where a run is compiled and then steps, so that these seconds are known.
     """
 
     name: str
     make: Callable[[], Sequence[AbstractRunner]]
+    cold_seconds: Callable[[str, str | None], float] | None = None
 
 
 ADAM: Mapping[str, Axis] = {

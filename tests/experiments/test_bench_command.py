@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The benchmark's report and its command, with peers that can be used and peers that cannot."""
 
+import dataclasses
 import json
+import math
 import re
 from types import SimpleNamespace
 
@@ -36,6 +38,10 @@ def test_the_report_compares_with_the_fastest_peer_and_takes_the_best_elbo_seen(
     content = json.loads(json.dumps(report.content()))
     row = content["rows"][0]
     assert (row["seconds_to_1_nat"], row["seconds_to_0.1_nat"], row["us_per_step"]) == (0.5, 0.5, 5000.0)
+    assert (row["cold_seconds_to_1_nat"], row["cold_seconds_to_0.1_nat"]) == (1.5, 1.5)
+    whole = dataclasses.replace(quiet, cold_s=0.7)
+    assert whole.cold_seconds_to(-10.0, 1.0) == 0.7
+    assert math.isinf(whole.cold_seconds_to(-9.0, 0.1)), "a fit that ends elsewhere has not arrived"
     assert report.comparisons("made") == {"auto than the best peer": {"1 nat": 4.0, "0.1 nat": 4.0}}
     assert sooner_lines(report, "made") == ["Times sooner, auto than the best peer: 4 to 1 nat, 4 to 0.1 nat."]
     assert content["times_sooner"]["made"] == report.comparisons("made")
@@ -95,7 +101,7 @@ def test_the_command_writes_the_documented_schema(report):
         content
     )
     needed = {"problem", "method", "setting", "us_per_step", "compile_s", "final_gap"}
-    needed |= {"seconds_to_1_nat", "seconds_to_0.1_nat"}
+    needed |= {"seconds_to_1_nat", "seconds_to_0.1_nat", "cold_seconds_to_1_nat", "cold_seconds_to_0.1_nat"}
     assert all(needed <= set(row) for row in content["rows"])
     assert {row["method"] for row in content["rows"]} >= {"quell ensemble", "quell base", "guess"}
     np.testing.assert_allclose(content["optima"]["sonar"]["elbo"], -110.038, **tolerances.PUBLISHED)

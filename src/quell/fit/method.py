@@ -42,7 +42,14 @@ class Method(NamedTuple):
     warm_start: int | None = None
 
 
-def choose(options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level: int | None = 0) -> Method:
+def choose(
+    options: FitOptions,
+    problem: Problem,
+    key: Key[Array, "*fit"],
+    level: int | None = 0,
+    *,
+    may_take_newton: bool = True,
+) -> Method:
     """The method of a fit; what is not given is chosen by rule.
 
     1. Where every term has a closed form on all data, and steps or data are few, the gradient is exact.
@@ -58,6 +65,7 @@ def choose(options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level
         problem: model and family.
         key: of the fit; several keys for several fits, which share one choice.
         level: of the nodes of exact expectations, 0 for the first; `None` where these were found wanting.
+        may_take_newton: whether Newton steps were not found wanting.
     """
     problem = row_by_row(problem) if _asks_for_expectations(options) else problem
     model, is_auto, given = problem.model, options.variates == "auto", options.optimizer
@@ -80,7 +88,7 @@ def choose(options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level
 
     is_small = not on_disk(model.data) and problem.family.num_params <= MOST_PARAMS
     is_default = is_free and given is None and options.rule is None and options.average_from is None
-    may_take_newton = is_default and natural and is_small
+    may_take_newton &= is_default and natural and is_small
     if has_closed_form and (natural or model.num_data <= LARGEST_EXACT):
         reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
         gradient, choice = Gradient(problem, base=EXACT, rule=rule), Choice("exact", (), reason + begins)

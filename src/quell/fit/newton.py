@@ -53,6 +53,14 @@ FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
 
 
+MANY_PRODUCTS = 50
+"""After a step of so many, other draws tell whether it was worth them."""
+
+HOPELESS_GAIN, HOPELESS_NOISE = 0.05, 10.0
+"""Rounds are hopeless where a step gains less than this share of what its draws promise too much, and where the most
+draws that an evaluation may take would leave so many times the tolerance of that."""
+
+
 class Phase(enum.IntEnum):
     """What the next step does."""
 
@@ -71,6 +79,9 @@ class Phase(enum.IntEnum):
     COMPARE = 4
     """Evaluate the ELBO halfway between two starts, which have ended their first round equally high."""
 
+    VALIDATE = 5
+    """Evaluate the ELBO on other draws, which know nothing of the parameters."""
+
 
 class NewtonState(NamedTuple):
     """State of `Newton` between steps.
@@ -80,6 +91,7 @@ class NewtonState(NamedTuple):
         draws: of this round.
         here: the ELBO on them around the parameters.
         radius: of the trust region.
+        gained: nats of the last step.
         leaps: that may be tried.
         noise: nats by which the optimum on the draws of this round falls short of the true one, on average, as
             measured at the end of the round before; infinite where it is not known.
@@ -96,6 +108,7 @@ class NewtonState(NamedTuple):
     draws: Draws
     here: LocalElbo
     radius: Float[Array, ""]
+    gained: Float[Array, ""]
     leaps: Leaps
     noise: Float[Array, ""]
     gap: Float[Array, ""]
@@ -184,6 +197,7 @@ class Newton(eqx.Module):
             draws=Draws(jnp.zeros((), jnp.uint32), *jnp.zeros((2,), jnp.int32)),
             here=nowhere,
             radius=_first_radius(nowhere.grad),
+            gained=zero,
             leaps=Leaps.of_start(may_leap=self._may_leap),
             noise=jnp.asarray(jnp.inf, dtype),
             gap=jnp.asarray(jnp.inf, dtype),
@@ -209,29 +223,29 @@ class Newton(eqx.Module):
             next_key: not needed.
         """
         now: NewtonState = state.optimizer
-        begins, measures, judges, compares = (
-            now.phase == phase for phase in (Phase.EVALUATE, Phase.MEASURE, Phase.JUDGE, Phase.COMPARE)
+        begins, measures, judges, compares, validates = (
+            now.phase == phase for phase in (Phase.EVALUATE, Phase.MEASURE, Phase.JUDGE, Phase.COMPARE, Phase.VALIDATE)
         )
+        evaluates = begins | compares | validates
         first = begins & now.starts.are_open
         draws = self._draws(key, now)
+        seen = draws._replace(seed=draws.seed + validates.astype(jnp.uint32))
         ways = now.here.noise, now.here.grad
-        way = jax.tree.map(
-            lambda noise, grad: jnp.where(measures, noise, jnp.where(begins | compares, 0.0, grad)), *ways
-        )
+        way = jax.tree.map(lambda noise, grad: jnp.where(measures, noise, jnp.where(evaluates, 0.0, grad)), *ways)
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
         leaps = (now.phase == Phase.MOVE) & now.leaps.are_due
         radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
         most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
         residual = jnp.clip(jnp.sqrt(jnp.sqrt(inner(way, way))), SMALL_RESIDUAL, most)
         solved = jax.lax.cond(
-            begins | compares | leaps,
+            evaluates | leaps,
             lambda: TrustStep.of_nothing(way),
             lambda: trust_step(way, self.objective.product(state.params, draws), radius, residual),
         )
 
         fewer = jnp.where(begins, now.draws.blocks / draws.blocks, 1.0)  # than now were measured
         is_known = ~begins | (now.draws.pieces == draws.pieces)
-        gain = jnp.where(solved.is_inside, solved.gain, jnp.inf)  # what the top of the model is above the parameters
+        gain = jnp.where(solved.is_solved, solved.gain, jnp.inf)  # what the top of the model is above the parameters
         noise = jnp.where(is_known, jnp.where(measures, gain, fewer * now.noise), jnp.inf)
         noise = jnp.zeros_like(noise) if self.objective.is_exact else noise
         gap = jnp.where(judges, jnp.where(jnp.isfinite(noise), gain - noise, jnp.inf), now.gap)
@@ -254,14 +268,14 @@ class Newton(eqx.Module):
 
         # A step is known that leaves nothing to gain; where only a gap is measured it is not taken.
         is_last = has_converged & (self.objective.is_exact and self.most_starts > 0)
-        stays = (begins | compares | measures | has_converged | is_too_noisy | only_judges) & ~is_last
+        stays = (evaluates | measures | has_converged | is_too_noisy | only_judges) & ~is_last
 
         def along(share: Float[Array, ""]) -> tuple[PyTree, LocalElbo]:
             there = moved(share)
-            return there, self.objective.around(there, draws)
+            return there, self.objective.around(there, seen)
 
         most_trials = jnp.where(stays, 0, jnp.where(leaps, LEAP_TRIALS, MOST_TRIALS))
-        most_trials = jnp.where(begins | compares | is_last, 1, most_trials)
+        most_trials = jnp.where(evaluates | is_last, 1, most_trials)
         found = line_search(along, state.params, now.here, solved, stays, most_trials)
         moves, is_whole = found.is_better & ~stays, found.share >= 1
         gained = jnp.where(leaps, found.there.value - now.here.value, solved.gain)
@@ -278,30 +292,42 @@ class Newton(eqx.Module):
         least = jnp.asarray(self.tolerance, noise.dtype) if self.objective.is_exact else least
         # Where the model promises nothing, a trial that fails has failed by rounding; a leap has no model.
         failed_by_rounding = all_finite(found.there._replace(noise=()))
-        is_at_top = ~(stays | leaps) & ((moves & is_whole) | failed_by_rounding) & solved.is_inside & (gained < least)
+        # On draws a model that conjugate gradients could not solve promises little more than they have found.
+        is_model_top = solved.is_solved if self.objective.is_exact else solved.is_inside
+        is_at_top = ~(stays | leaps) & ((moves & is_whole) | failed_by_rounding) & is_model_top & (gained < least)
         is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
         is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
         is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding
-        is_near = is_stuck & solved.is_inside & (gained < self.tolerance)
-        is_at_top |= (is_hidden & solved.is_inside) | is_near
+        is_near = is_stuck & is_model_top & (gained < self.tolerance)
+        is_at_top |= (is_hidden & is_model_top) | is_near
         is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
         is_over = is_at_top | is_spent | is_small
-        phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, self._after_round, Phase.MOVE))
+        too_much = now.here.value - found.there.value  # that these draws promise, where others are evaluated
+        share = HOPELESS_NOISE * self.tolerance * self.objective.most_blocks / draws.blocks
+        is_hopeless = validates & (now.gained < HOPELESS_GAIN * too_much) & (0.5 * too_much > share)
+        is_doubtful = moves & ~leaps & (solved.products >= MANY_PRODUCTS) & ~jnp.isfinite(noise)
+        onward = jnp.where(is_doubtful, Phase.VALIDATE, Phase.MOVE)
+        phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, self._after_round, onward))
         after = NewtonState(
             phase=jnp.where(measures | is_lost, Phase.EVALUATE, phase).astype(jnp.int32),
             draws=draws,
             here=here,
             radius=jnp.where(is_over, jnp.maximum(radius, 1.0), radius),
+            gained=jnp.where(moves, gained, now.gained),
             leaps=select(
                 leaps,
                 now.leaps.after_leap(moves, is_whole, gained),
-                now.leaps.after_newton(moves & is_whole & solved.is_inside),
+                now.leaps.after_newton(moves & is_whole & solved.is_solved),
             ),
             noise=noise,
             gap=jnp.where(moves & ~has_converged, jnp.inf, gap),
             gap_error=error,
             has_converged=has_converged,
-            has_given_up=(is_lost & ~first) | (is_stuck & ~is_near) | is_too_noisy | (is_spent & ~now.starts.are_open),
+            has_given_up=(is_lost & ~first)
+            | (is_stuck & ~is_near)
+            | is_too_noisy
+            | (is_spent & ~now.starts.are_open)
+            | is_hopeless,
             starts=now.starts._replace(lost=now.starts.lost + (is_lost & first)),
             num_gradients=now.num_gradients + self.objective.cost(draws, found.trials, solved.products),
         )

@@ -65,6 +65,8 @@ class FitPlan(eqx.Module):
         family: AbstractFamily,
         key: Key[Array, "*fit"],
         level: int | None = 0,
+        *,
+        may_take_newton: bool = True,
     ) -> "FitPlan":
         """Plan a fit, or one fit per key.
 
@@ -74,19 +76,29 @@ class FitPlan(eqx.Module):
             family: of the approximation.
             key: of the fit, or one for each of several.
             level: of the nodes of exact expectations, 0 for the first; `None` for no such expectations.
+            may_take_newton: whether the method may be that of Newton steps.
         """
         began = time.perf_counter()
         with in_use(options.mesh):
-            plan = cls._of(options, Problem(placed(model, options.mesh), family), key, level)
+            problem = Problem(placed(model, options.mesh), family)
+            plan = cls._of(options, problem, key, level, may_take_newton=may_take_newton)
         return dataclasses.replace(plan, seconds=time.perf_counter() - began)
 
     @classmethod
-    def _of(cls, options: FitOptions, problem: Problem, key: Key[Array, "*fit"], level: int | None) -> "FitPlan":
+    def _of(
+        cls,
+        options: FitOptions,
+        problem: Problem,
+        key: Key[Array, "*fit"],
+        level: int | None,
+        *,
+        may_take_newton: bool,
+    ) -> "FitPlan":
         family, steps = problem.family, options.steps
         check_sizes(options, problem.model.num_data)
         check_rows(problem.model)
         params = family.init() if options.params is None else checked_params(options.params, family)
-        algorithm, choice, warm_start = choose(options, problem, key, level)
+        algorithm, choice, warm_start = choose(options, problem, key, level, may_take_newton=may_take_newton)
         policy = StepPolicy(
             max_skipped=options.max_skipped,
             average_after=math.ceil(steps * (options.average_from or 0.0)),

@@ -3,7 +3,7 @@
 
 import dataclasses
 import warnings
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -97,37 +97,65 @@ def is_inexact(plan: FitPlan, result: FitResult) -> bool:
     return not abs(result.quadrature_error) < ERROR_SHARE * plan.options.tolerance + rounding
 
 
-def _results(
-    options: FitOptions,
-    model: AbstractModel,
-    family: AbstractFamily,
-    key: Key[Array, "*fit"],
-    plan: FitPlan,
-    bar: ProgressBar,
-) -> list[FitResult]:
-    """Run the fits: with more nodes where exact expectations need them, and with draws where more do not help."""
-    results, has_checkpoint = run_plan(plan, bar), options.checkpoint is not None  # which has no place for a second fit
+class Task(NamedTuple):
+    """What is to be fitted, and how."""
+
+    options: FitOptions
+    model: AbstractModel
+    family: AbstractFamily
+    key: Key[Array, "*fit"]
+
+    def plan(self, level: int | None = 0, *, may_take_newton: bool = True) -> FitPlan:
+        """The plan of an attempt; see `FitPlan.of`."""
+        return FitPlan.of(*self, level, may_take_newton=may_take_newton)
+
+
+def _results(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
+    """Run the fits, and others where they were not enough.
+
+    Exact expectations that need more nodes get them, and draws where more do not help. Where Newton steps on draws have
+    given up, sampled gradients may do better: the better of both is returned.
+    """
+    results = run_plan(plan, bar)
     is_cut_short = any(result.status in (Status.INTERRUPTED, Status.STOPPED) for result in results)
-    is_cut_short |= any(result.history.num_steps >= options.steps for result in results)
-    expectation = results[0].problem.expectation
-    if expectation is None or has_checkpoint or is_cut_short or not any(is_inexact(plan, one) for one in results):
+    is_cut_short |= any(result.history.num_steps >= task.options.steps for result in results)
+    if is_cut_short or task.options.checkpoint is not None:  # which has no place for a second fit
         return results
-    goes_on = expectation.level < USUAL_LEVEL and key.ndim == 0  # from where the fewest nodes led
-    options = dataclasses.replace(options, params=results[0].params) if goes_on else options
-    level = expectation.level + 1 if expectation.level < MOST_LEVEL else None
-    following = FitPlan.of(options, model, family, key, level)
+    if plan.choice is not None and plan.choice.base == "common draws":
+        if all(result.status is Status.CONVERGED for result in results):
+            return results
+        others = run_plan(task.plan(may_take_newton=False), bar)
+        return [_better(one, other) for one, other in zip(results, others, strict=True)]
+    expectation = results[0].problem.expectation
+    if expectation is None or not any(is_inexact(plan, one) for one in results):
+        return results
+    goes_on = expectation.level < USUAL_LEVEL and task.key.ndim == 0  # from where the fewest nodes led
+    if goes_on:
+        task = task._replace(options=dataclasses.replace(task.options, params=results[0].params))
+    following = task.plan(expectation.level + 1 if expectation.level < MOST_LEVEL else None)
     if following.is_sampled:
         return results  # what they miss is known, and told; the noise of sampled gradients would not be
-    pairs = zip(results, _results(options, model, family, key, following, bar), strict=True)
+    pairs = zip(results, _results(task, following, bar), strict=True)
     return [
         dataclasses.replace(
-            after,
-            seconds=before.seconds + after.seconds,
-            num_gradients=before.num_gradients + after.num_gradients,
-            starts_differ=after.starts_differ or (goes_on and before.starts_differ),
+            _after(before, after), starts_differ=after.starts_differ or (goes_on and before.starts_differ)
         )
         for before, after in pairs
     ]
+
+
+def _better(newton: FitResult, sampled: FitResult) -> FitResult:
+    """Of two fits that which has converged, or else has the higher ELBO; its work is that of both."""
+    if newton.status is Status.CONVERGED or not sampled.sampled_elbo.value > newton.sampled_elbo.value:
+        return _after(sampled, newton)
+    return _after(newton, sampled)
+
+
+def _after(before: FitResult, after: FitResult) -> FitResult:
+    """The later of two fits, with the work of both."""
+    return dataclasses.replace(
+        after, seconds=before.seconds + after.seconds, num_gradients=before.num_gradients + after.num_gradients
+    )
 
 
 def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], given: FitKeywords) -> list[FitResult]:
@@ -136,7 +164,8 @@ def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], 
         given["variates"] = listed_variates(given["variates"])
     options = FitOptions(**given)
     with progress_bar(options.progress, options.steps) as bar:
-        results = _results(options, model, family, key, FitPlan.of(options, model, family, key), bar)
+        task = Task(options, model, family, key)
+        results = _results(task, task.plan(), bar)
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"

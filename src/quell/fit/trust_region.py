@@ -20,8 +20,8 @@ class TrustStep(NamedTuple):
         slope: the inner product of step and gradient.
         gain: that the model predicts.
         length: of the step.
-        is_inside: whether it is the maximum of the model, to the accuracy asked for: the boundary was not met, and no
-            direction of positive curvature was seen.
+        is_inside: whether the boundary was not met, and no direction of positive curvature seen.
+        is_solved: whether it is besides the maximum of the model, to the accuracy asked for.
         curvature: of minus the model along the gradient, which is near the largest; zero for no product.
         products: with the Hessian that it took.
     """
@@ -31,6 +31,7 @@ class TrustStep(NamedTuple):
     gain: Float[Array, ""]
     length: Float[Array, ""]
     is_inside: Bool[Array, ""]
+    is_solved: Bool[Array, ""]
     curvature: Float[Array, ""]
     products: Int[Array, ""]
 
@@ -39,7 +40,7 @@ class TrustStep(NamedTuple):
         """No step, where none is asked for."""
         step = jax.tree.map(jnp.zeros_like, grad)
         zero = inner(step, step)
-        return cls(step, zero, zero, zero, jnp.asarray(True), zero, jnp.zeros((), jnp.int32))
+        return cls(step, zero, zero, zero, jnp.asarray(True), jnp.asarray(True), zero, jnp.zeros((), jnp.int32))
 
 
 def inner(left: PyTree, right: PyTree) -> Float[Array, ""]:
@@ -96,7 +97,7 @@ def trust_step(
     slope = inner(grad, x)
     gain = slope - 0.5 * inner(x, bent_x)
     is_solved = inner(residual, residual) <= target
-    return TrustStep(x, slope, gain, jnp.sqrt(inner(x, x)), ~is_out & is_solved, first, number)
+    return TrustStep(x, slope, gain, jnp.sqrt(inner(x, x)), ~is_out, ~is_out & is_solved, first, number)
 
 
 def _to_boundary(x: PyTree, way: PyTree, radius: Float[Array, ""]) -> Float[Array, ""]:
