@@ -276,6 +276,42 @@ def test_a_gap_that_noise_hides_is_told(monkeypatch):
     assert any("too few to be told from noise" in text for text in result.warnings)
 
 
+def network(units=6):
+    """A network of one hidden layer, whose draws a full-rank Gaussian can fit one by one."""
+    rng = np.random.default_rng(3)
+    inputs = rng.uniform(-2, 2, size=(200, 2))
+    targets = np.sin(1.5 * inputs[:, 0]) + 0.5 * inputs[:, 1] + 0.3 * rng.normal(size=200)
+
+    def log_likelihood(z, rows):
+        x, y = rows
+        first, shift, second = z[: 2 * units].reshape(2, units), z[2 * units : 3 * units], z[3 * units : 4 * units]
+        return -0.5 * ((y - jnp.tanh(x @ first + shift) @ second) / 0.3) ** 2
+
+    return quell.Model(log_likelihood, quell.NormalPrior(), (jnp.asarray(inputs), jnp.asarray(targets)), 4 * units)
+
+
+@pytest.mark.slow
+def test_where_newton_steps_fit_their_draws_sampled_gradients_take_over(monkeypatch):
+    plans, routine = [], importlib.import_module("quell.fit.routine")
+    run = routine.run_plan
+
+    def runs(plan, bar):
+        plans.append(run(plan, bar)[0])
+        return plans[-1:]
+
+    monkeypatch.setattr(routine, "run_plan", runs)
+    model = network()
+    result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0))
+    newton, sampled = plans
+    assert (newton.choice.base, newton.status) == ("common draws", quell.Status.NOT_CONVERGED)
+    assert newton.history.num_steps < 200, "it is hopeless, and that is seen"
+    assert result.choice.base == sampled.choice.base == "sampled"
+    assert result.sampled_elbo.value > newton.sampled_elbo.value + 10
+    assert result.num_gradients == newton.num_gradients + sampled.num_gradients
+    assert result.seconds.total == newton.seconds.total + sampled.seconds.total
+    assert any("has not converged" in text for text in result.warnings)
+
+
 def test_leaps_find_a_log_concave_optimum_in_few_gradients(key):
     rng = np.random.default_rng(0)
     model = quell.logistic_regression(rng.normal(size=(60, 5)), rng.integers(0, 2, 60))

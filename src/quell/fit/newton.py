@@ -157,7 +157,10 @@ class Newton(eqx.Module):
     the tolerance the fit has converged, and the parameters stay those that were measured, but for one last step where
     there are no draws. Otherwise the round is
     optimised. Where a round of the most draws that an evaluation may take was not enough, the fit ends without having
-    converged, and so it does where rounding hides what is left to gain.
+    converged, and so it does where rounding hides what is left to gain. A round may fit its draws rather than the
+    posterior, as of a network, whose draws a full-rank Gaussian can fit one by one. So after a step of many products
+    the ELBO is evaluated on other draws: where they say so many nats less that the most draws would not be enough, and
+    the step has gained next to nothing of these, the fit ends too.
 
     Where the expectations are exact and the covariance has no constraints, the gradient tells the expected Hessian, and
     a start begins with leaps: natural-gradient steps of rate one, each of one gradient. After one that fails come two

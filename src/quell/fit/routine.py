@@ -23,6 +23,9 @@ from quell.models import AbstractModel
 ERROR_SHARE, ROUNDING = 0.1, 4.0
 """Of the tolerance, and besides of units of rounding of the ELBO, that the nodes of exact expectations may miss."""
 
+WORTH_SAMPLING = 1.0
+"""Nats to the optimum that make sampled gradients worth a try, whose noise hides smaller ones."""
+
 
 @shows_options(FitKeywords)
 def fit(
@@ -122,7 +125,7 @@ def _results(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     if is_cut_short or task.options.checkpoint is not None:  # which has no place for a second fit
         return results
     if plan.choice is not None and plan.choice.base == "common draws":
-        if all(result.status is Status.CONVERGED for result in results):
+        if not any(map(_is_far, results)):
             return results
         others = run_plan(task.plan(may_take_newton=False), bar)
         return [_better(one, other) for one, other in zip(results, others, strict=True)]
@@ -144,9 +147,16 @@ def _results(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     ]
 
 
+def _is_far(newton: FitResult) -> bool:
+    """Whether Newton steps have ended so far from an optimum that sampled gradients may do better."""
+    gap = newton.measured_gap
+    has_given_up = newton.status is Status.NOT_CONVERGED
+    return has_given_up and (gap is None or not gap.value + gap.standard_error < WORTH_SAMPLING)
+
+
 def _better(newton: FitResult, sampled: FitResult) -> FitResult:
-    """Of two fits that which has converged, or else has the higher ELBO; its work is that of both."""
-    if newton.status is Status.CONVERGED or not sampled.sampled_elbo.value > newton.sampled_elbo.value:
+    """Of two fits that which is near its optimum, or else has the higher ELBO; its work is that of both."""
+    if not _is_far(newton) or not sampled.sampled_elbo.value > newton.sampled_elbo.value:
         return _after(sampled, newton)
     return _after(newton, sampled)
 
