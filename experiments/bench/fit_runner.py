@@ -37,14 +37,20 @@ class FitState(NamedTuple):
     Args:
         loop: parameters and all that belongs to them.
         key: of the fit.
+        attempt: number of the plan that is run.
+        before: steps of the plans before it.
     """
 
     loop: LoopState
     key: Key[Array, ""]
+    attempt: int = 0
+    before: int = 0
 
 
 class FitRunner(AbstractRunner):
     """The steps of `quell.fit`, with its warm start. A fit that has ended stays where it is.
+
+    Where Newton steps on draws give up, sampled gradients follow, as in a fit.
 
     Args:
         bench: the problem.
@@ -56,28 +62,36 @@ class FitRunner(AbstractRunner):
     def __init__(self, bench: BenchProblem, options: FitOptions, label: str = "") -> None:
         """Nothing is chosen or compiled yet."""
         self.bench, self.options, self.label = bench, options, label
-        self._made: tuple[FitPlan, Program] | None = None
+        self._made: list[tuple[FitPlan, Program]] = []
 
     def start(self, key: Key[Array, ""], mean: Float[Array, "latent"], setting: Setting) -> FitState:
-        if self._made is None:
+        if not self._made:
             params = params_of(isotropic(mean, START_SCALE, full_rank=self.bench.full_rank))
-            options = dataclasses.replace(self.options, params=params)
-            plan = FitPlan.of(options, self.bench.problem.model, self.bench.problem.family, key)
+            given = dataclasses.replace(self.options, params=params), *self.bench.model_and_family, key
+            plan = FitPlan.of(*given)
             self.label = ", ".join(word for word in (self.label, algorithm_label(plan.algorithm)) if word)
-            self._made = plan, _program_of(plan)
-        return FitState(self._made[0].start, key)
+            self._made.append((plan, _program_of(plan)))
+            if isinstance(plan.algorithm, Newton) and not plan.algorithm.objective.is_exact:
+                following = FitPlan.of(*given, may_take_newton=False)
+                self._made.append((following, _program_of(following)))
+                self.advance(FitState(following.start, key, 1), 1)  # compiles it
+        return FitState(self._made[0][0].start, key)
 
     def advance(self, state: FitState, until: int) -> FitState:
-        assert self._made is not None, "the fit has begun"
-        plan, program = self._made
+        plan, program = self._made[state.attempt]
         loop = state.loop
         if int(loop.step) == 0:
             params = plan.first_params(state.key, loop.params)
             loop = eqx.tree_at(lambda s: s.algorithm.params, loop, params)
-        return state._replace(loop=program(loop, state.key, np.int32(until)))
+        state = state._replace(loop=program(loop, state.key, np.int32(until - state.before)))
+        if state.attempt + 1 == len(self._made) or not bool(state.loop.algorithm.optimizer.has_given_up):
+            return state
+        before = int(state.loop.step)
+        state = FitState(self._made[state.attempt + 1][0].start, state.key, state.attempt + 1, before)
+        return self.advance(state, until) if before < until else state
 
     def taken(self, state: FitState, until: int) -> int:
-        return int(state.loop.step)
+        return state.before + int(state.loop.step)
 
     def gaussian(self, state: FitState) -> Gaussian:
         return gaussian_of(state.loop.params)

@@ -17,7 +17,7 @@ from experiments.bench import models
 from quell import adapters
 from quell.core.checks import check_name
 from quell.evaluation import Problem, has_exact_elbo
-from quell.families import FullRank, MeanField
+from quell.families import AbstractFamily, FullRank, MeanField
 from quell.models import AbstractModel, logistic_regression, poisson_regression
 from quell.models.linear_data import LinearData
 from quell.paper import load
@@ -56,6 +56,11 @@ class BenchProblem:
     def dim(self) -> int:
         """Coordinates of the flat latent."""
         return self.problem.model.dim
+
+    @property
+    def model_and_family(self) -> tuple[AbstractModel, AbstractFamily]:
+        """Of the problem."""
+        return self.problem.model, self.problem.family
 
     @property
     def full_rank(self) -> bool:

@@ -53,7 +53,7 @@ FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
 
 
-MANY_PRODUCTS = 50
+MANY_PRODUCTS = 10
 """After a step of so many, other draws tell whether it was worth them."""
 
 HOPELESS_GAIN, HOPELESS_NOISE = 0.05, 10.0

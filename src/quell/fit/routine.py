@@ -156,7 +156,8 @@ def _is_far(newton: FitResult) -> bool:
 
 def _better(newton: FitResult, sampled: FitResult) -> FitResult:
     """Of two fits that which is near its optimum, or else has the higher ELBO; its work is that of both."""
-    if not _is_far(newton) or not sampled.sampled_elbo.value > newton.sampled_elbo.value:
+    has_failed = sampled.status is Status.DIVERGED
+    if has_failed or not _is_far(newton) or not sampled.sampled_elbo.value > newton.sampled_elbo.value:
         return _after(sampled, newton)
     return _after(newton, sampled)
 

@@ -35,8 +35,12 @@ LARGEST_FOLDED = 2**16
 EXPECTED_TURNS = 4
 """Of a loop that ends by itself."""
 
-MICROSECONDS, NANOSECONDS_EACH = 1.5, 3.0
-"""That a NumPy call takes, and in it each element or multiplication; on a common processor, to compare work."""
+MICROSECONDS, NANOSECONDS_EACH, NANOSECONDS_PER_PRODUCT = 1.5, 3.0, 0.2
+"""That a NumPy call takes, and in it each element, and each multiplication where BLAS or LAPACK does them; on a common
+processor, to compare work."""
+
+CUBES = {"cholesky": 1, "triangular_solve": 1, "qr": 4, "householder_product": 4, "eigh": 10}
+"""Multiplications of a factorisation, as a multiple of the cube of its size."""
 
 
 class Unsupported(NotImplementedError):
@@ -207,7 +211,7 @@ class Block:
                 for slot, value in zip(results, found if _returns_list(equation) else [found], strict=True):
                     self.values[slot] = value
                 return
-            work = MICROSECONDS + 1e-3 * NANOSECONDS_EACH * (size if name != "dot_general" else _products(equation))
+            work = MICROSECONDS + 1e-3 * (NANOSECONDS_EACH * size + NANOSECONDS_PER_PRODUCT * _products(equation))
             if all(v is not None or slot in self.invariant for slot, v in zip(operands, known, strict=True)):
                 self.invariant.update(results)
                 self.once.append(_call(equation, function, operands, results))
@@ -324,9 +328,14 @@ def _returns_list(equation: Any) -> bool:
 
 
 def _products(equation: Any) -> int:
-    """Multiplications of a product of arrays."""
+    """Multiplications of a product of arrays or of a factorisation; those of other equations are of elements."""
+    name = equation.primitive.name
+    if name not in CUBES and name != "dot_general":
+        return 0
+    left: tuple[int, ...] = equation.invars[0].aval.shape
+    if name in CUBES:
+        return CUBES[name] * math.prod(left) * left[-1]
     ((summed, _), _) = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
     return math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in summed)
 
 
