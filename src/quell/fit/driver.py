@@ -117,9 +117,9 @@ class FitLoop:
 
     def run(self, keeper: Keeper, bar: ProgressBar) -> None:
         """Run chunks until no fit has steps to take."""
-        problem, is_told = self.snapshot.plan.algorithm.gradient.problem, False
-        is_newton = isinstance(self.snapshot.plan.algorithm, Newton)
-        are_long = is_newton or problem.family.num_params > MOST_PARAMS
+        plan, is_told = self.snapshot.plan, False
+        problem = plan.algorithm.gradient.problem
+        are_long = isinstance(plan.algorithm, Newton) or problem.family.num_params > MOST_PARAMS
         length = 1 if are_long else _FIRST_CHUNK
         while (running := self.running).size:
             length, start, before = agree(length), time.perf_counter(), self.step
@@ -128,8 +128,8 @@ class FitLoop:
             step, end = int(before[running].max()), int(ends[running].max())
             self._run_chunk(ends)
             seconds = max(time.perf_counter() - start, 1e-6)
-            if before.any() and not is_told and not is_newton:  # the first chunk had to be compiled
-                left, is_told = self.snapshot.plan.options.steps - end, True
+            if before.any() and not is_told and not plan.knows_gap:  # the first chunk had to be compiled
+                left, is_told = plan.options.steps - end, True
                 warn_if_long(problem, self.snapshot.state, left, seconds / (end - step))
             least = 1 if are_long or seconds > _LONG_SECONDS else 2 * _FIRST_CHUNK
             length = min(max(int((end - step) * _CHUNK_SECONDS / seconds), least), loop.BUFFER)
