@@ -66,6 +66,8 @@ from quell.fit import FitOptions as FitOptions
 from quell.fit import FitProgress as FitProgress
 from quell.fit import FitResult as FitResult
 from quell.fit import History as History
+from quell.fit import LinearResponse as LinearResponse
+from quell.fit import Response as Response
 from quell.fit import Seconds as Seconds
 from quell.fit import Status as Status
 from quell.fit import fit as fit

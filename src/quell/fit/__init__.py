@@ -8,6 +8,8 @@ from quell.fit.checkpoint.settings import Checkpoint as Checkpoint
 from quell.fit.choice import Choice as Choice
 from quell.fit.convergence import EarlyStopping as EarlyStopping
 from quell.fit.history import History as History
+from quell.fit.linear_response import LinearResponse as LinearResponse
+from quell.fit.linear_response import Response as Response
 from quell.fit.natural_gradient import harmonic_schedule as harmonic_schedule
 from quell.fit.natural_gradient import natural_gradient as natural_gradient
 from quell.fit.options import FitOptions as FitOptions

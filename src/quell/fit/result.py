@@ -2,6 +2,7 @@
 """What a fit returns."""
 
 import functools
+import importlib
 import math
 import os
 from pathlib import Path
@@ -29,6 +30,7 @@ from quell.models import AbstractModel
 if TYPE_CHECKING:
     from quell.diagnostics import Khat, Summary
     from quell.diagnostics.densities import ScoredSample
+    from quell.fit.linear_response import LinearResponse
 
 
 class FitResult(eqx.Module):
@@ -154,24 +156,92 @@ class FitResult(eqx.Module):
         self._check_moments("std")
         return self.problem.model.unravel(jnp.sqrt(self.problem.family.variance(self.params)))
 
-    def sample(self, key: Key[Array, ""], num: int) -> Any:
-        """Draw latents from the fitted distribution, on the scale their user reads, with a leading axis."""
-        return _constrained(self.problem.model, self.sample_flat(key, num))
+    def sample(self, key: Key[Array, ""], num: int, *, corrected: bool = False) -> Any:
+        """Draw latents from the fitted distribution, on the scale their user reads, with a leading axis.
 
-    def sample_flat(self, key: Key[Array, ""], num: int) -> Float[Array, "sample latent"]:
-        """Draw flat latents."""
-        return draw_latents(key, self.problem.family, self.params, num)
+        Args:
+            key: for the draws.
+            num: of them.
+            corrected: draw from the posterior instead, by importance resampling with Pareto-smoothed weights. The
+                draws are worth `final_khat.effective` of as many independent ones. Refused where k-hat is too large.
+        """
+        return _constrained(self.problem.model, self.sample_flat(key, num, corrected=corrected))
 
-    def summary(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Summary":
+    def sample_flat(self, key: Key[Array, ""], num: int, *, corrected: bool = False) -> Float[Array, "sample latent"]:
+        """Draw flat latents, as `sample` does."""
+        if not corrected:
+            return draw_latents(key, self.problem.family, self.params, num)
+        from quell.diagnostics.corrected import corrected_latents
+
+        return jax.device_put(corrected_latents(key, self.problem, self.params, num))
+
+    def summary(self, key: Key[Array, ""] | None = None, num: int = 1000, *, corrected: bool = False) -> "Summary":
         """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
 
         Args:
             key: for the samples; a fixed one by default.
             num: samples; the error of a mean is the standard deviation over the root of their number.
+            corrected: of the posterior instead, as for `sample`.
         """
         from quell.diagnostics import summarise
 
-        return summarise(self.sample(_or_fixed(key), num))
+        return summarise(self.sample(_or_fixed(key), num, corrected=corrected))
+
+    def linear_response(self) -> "LinearResponse":
+        """Covariances beyond those of the family, for all coordinates or chosen quantities.
+
+        See `quell.LinearResponse`. It is what gives a mean-field fit standard deviations that are right.
+        """
+        from quell.fit.linear_response import LinearResponse
+
+        return LinearResponse(self)
+
+    def nuts(
+        self,
+        key: Key[Array, ""],
+        num_samples: int = 1000,
+        *,
+        num_warmup: int = 100,
+        num_chains: int = 4,
+        **options: Any,
+    ) -> Any:
+        """Draw from the posterior itself with NumPyro's NUTS, which starts from draws of the fit with its covariance.
+
+        The mass matrix is that of the fit, by linear response for a mean-field family, and diagonal beyond 1,000
+        coordinates. It is not adapted: the warm-up, which finds a step size, is short.
+
+        Args:
+            key: of the chains.
+            num_samples: of each chain.
+            num_warmup: steps of each before.
+            num_chains: side by side.
+            options: of `numpyro.infer.NUTS`, such as `target_accept_prob`.
+
+        Returns:
+            A `numpyro.infer.MCMC` that has run: `get_samples()` has the latents as `sample` has them, and
+            `get_extra_fields()["num_steps"]` the gradients of each draw.
+        """
+        nuts = _numpyro_part("nuts", "nuts").run_nuts
+        sizes = {"num_samples": num_samples, "num_warmup": num_warmup, "num_chains": num_chains}
+        return nuts(self, key, **sizes, **options)
+
+    def predict(
+        self, key: Key[Array, ""], *args: Any, num: int = 1000, batch: int = 100, **kwargs: Any
+    ) -> dict[str, np.ndarray]:
+        """Draw what a NumPyro model has not observed, given draws of the fit: its posterior predictive.
+
+        Args:
+            key: for latents and data.
+            args: of the model, with `None` for the data that are to be drawn.
+            num: draws.
+            batch: of them that are computed at once.
+            kwargs: of the model.
+
+        Returns:
+            By the name of each site, with a leading axis of draws.
+        """
+        predict = _numpyro_part("predict", "predict").predict
+        return predict(self, key, (args, kwargs), num=num, batch=batch)
 
     def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Estimate:
         """The ELBO in nats over all data, with its standard error, which is 0 where `exact_elbo` knows it.
@@ -286,6 +356,16 @@ class FitResult(eqx.Module):
 @tiered_jit
 def _constrained(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Any:
     return jax.vmap(model.constrain)(latents)
+
+
+def _numpyro_part(module: str, method: str) -> Any:
+    """A module of the adapter, which needs NumPyro."""
+    try:
+        return importlib.import_module(f"quell.adapters.numpyro.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "numpyro":
+            raise
+        raise ModuleNotFoundError(f"`{method}` needs NumPyro; try `pip install 'quell[numpyro]'`.") from error
 
 
 def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:

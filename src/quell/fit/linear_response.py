@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Covariances that a family leaves out, from how the fit answers to a change of the model."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Key, PyTree
+
+from quell.core.tiers import tiered_jit
+from quell.data.access import on_disk
+from quell.evaluation import Problem, has_exact_elbo
+from quell.families import Capability, FullRank, LocationScale
+from quell.fit.common_draws import CommonDraws, Draws, ExactElbo
+from quell.fit.history import History
+from quell.fit.trust_region import trust_step
+from quell.gradient import Gradient, default_base
+
+if TYPE_CHECKING:
+    from quell.diagnostics import Khat, Summary
+    from quell.fit.result import FitResult
+
+MOST_DENSE = 4096
+"""Parameters of the family up to which the Hessian is formed and factorised."""
+
+MOST_QUANTITIES = 1000
+"""That are solved for, each by conjugate gradients."""
+
+BLOCKS = 8
+"""Of common random numbers, where the ELBO is not exact."""
+
+RESIDUAL = 1e-3
+"""Of conjugate gradients, as a share of the gradient of a quantity: its variance is right to the square of that."""
+
+QUANTITY_DRAWS = 1024
+"""That the expectation of a quantity is taken over."""
+
+
+class Response(NamedTuple):
+    """Mean and standard deviation of some quantities, each of their shape."""
+
+    mean: PyTree
+    std: PyTree
+
+
+class LinearResponse:
+    r"""The posterior covariance that a fit implies, beyond that of its family.
+
+    A mean-field family reports the variance of each coordinate with all others held: too little, where they are
+    correlated. How far the fitted mean moves when the log density is tilted is another estimate of the covariance:
+
+    \[ \mathrm{Cov}(f, g) = \nabla_w E f^\top\, (-H)^{-1}\, \nabla_w E g \]
+
+    with the Hessian \(H\) of the ELBO in all parameters \(w\) of the family, where the fit has converged. It is exact
+    for a normal posterior, and for a full-rank family it is close to its own covariance.
+
+    Bias: of first order in the tilt; where the mean is wrong, so is what is built on it.
+    Cost: a product with the Hessian for each parameter, and one factorisation; for `of` some products for each
+    quantity.
+
+    References: Giordano, Broderick & Jordan (2018), "Covariances, robustness, and variational Bayes".
+
+    Example:
+        >>> import jax, quell
+        >>> data = quell.paper.load("sonar")
+        >>> model = quell.logistic_regression(data.features, data.labels)
+        >>> result = quell.fit(model, quell.MeanField(model.dim), key=jax.random.key(0))
+        >>> bool((result.linear_response().std > result.std).all())
+        True
+    """
+
+    def __init__(self, result: "FitResult") -> None:
+        """Nothing is computed yet."""
+        problem = result.problem
+        needed = problem.family.refuses(Capability.GEOMETRY, Capability.ENTROPY, Capability.GAUSSIAN)
+        if needed is not None:
+            raise ValueError(f"`linear_response` needs a Gaussian family, and {needed}; fit `quell.MeanField`.")
+        objective = ExactElbo(problem) if has_exact_elbo(problem) else None
+        if objective is None and not on_disk(problem.model.data):
+            objective = CommonDraws.of(problem)
+        if objective is None:
+            raise ValueError(
+                "`linear_response` needs an ELBO that some draws on all data tell, got "
+                f"{problem.model.num_data:,} data and {problem.family.num_params:,} parameters; take some of the data."
+            )
+        self.result, self._objective = result, objective
+
+    @functools.cached_property
+    def covariance(self) -> Float[Array, "latent latent"]:
+        """Of the flat latent, in the model's own (unconstrained) coordinates."""
+        problem = self.result.problem
+        if problem.family.num_params > MOST_DENSE:
+            raise ValueError(
+                f"`covariance` needs a family of at most {MOST_DENSE:,} parameters, got {problem.family.num_params:,}; "
+                "choose quantities: `result.linear_response().of(lambda latent: ...)`."
+            )
+        found = _covariance(self._objective, self.result.params)
+        if not bool(jnp.all(jnp.isfinite(found))):
+            raise ValueError(_NO_TOP)
+        return found
+
+    @property
+    def std(self) -> Any:
+        """Standard deviation of each coordinate, in the model's own (unconstrained) coordinates."""
+        return self.result.problem.model.unravel(jnp.sqrt(jnp.diagonal(self.covariance)))
+
+    @functools.cached_property
+    def full_rank(self) -> "FitResult":
+        """The fit with this covariance, as a full-rank Gaussian: for its draws; it was not fitted itself."""
+        model = self.result.problem.model
+        family = FullRank(model.dim)
+        params = LocationScale(
+            self.result.problem.family.mean(self.result.params),
+            _parameters_of(np.linalg.cholesky(np.asarray(self.covariance)), log_scale=family.log_scale),
+        )
+        problem = Problem(model, family)
+        gradient = Gradient(problem, base=default_base(problem))
+        return dataclasses.replace(
+            self.result, params=params, gradient=gradient, state=gradient.init(params), history=History.empty(0, 0)
+        )
+
+    def sample(self, key: Key[Array, ""], num: int) -> Any:
+        """Draw latents with this covariance, on the scale their user reads, with a leading axis."""
+        return self.full_rank.sample(key, num)
+
+    def summary(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Summary":
+        """As that of the result, with this covariance."""
+        return self.full_rank.summary(key, num)
+
+    def khat(self, key: Key[Array, ""] | None = None, num: int | None = None) -> "Khat":
+        """How far the Gaussian with this covariance can be trusted."""
+        return self.full_rank.khat(key, num)
+
+    def to_arviz(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Any:
+        """As that of the result, with draws of this covariance."""
+        return self.full_rank.to_arviz(key, num)
+
+    def of(self, quantities: Callable[[Any], Any], key: Key[Array, ""] | None = None) -> Response:
+        """Mean and standard deviation of functions of the latent, however many coordinates that has.
+
+        Args:
+            quantities: of the latent as `result.sample` has it, any tree of arrays.
+            key: for the draws that their expectations are taken over; a fixed one by default.
+        """
+        problem, params = self.result.problem, self.result.params
+        noise = problem.family.noise(
+            jax.random.key(0) if key is None else key, QUANTITY_DRAWS, jax.tree.leaves(params)[0].dtype
+        )
+        shapes = jax.eval_shape(lambda z: quantities(problem.model.constrain(z)), problem.family.mean(params))
+        flat, unflatten = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes))
+        if flat.size > MOST_QUANTITIES:
+            raise ValueError(
+                f"`quantities` must be at most {MOST_QUANTITIES:,} numbers, got {flat.size:,}; choose some of them."
+            )
+        mean, variance, are_solved = _responses(self._objective, params, quantities, noise)
+        if not bool(jnp.all(are_solved)):
+            raise ValueError(_NO_TOP)
+        return Response(unflatten(mean), unflatten(jnp.sqrt(variance)))
+
+
+_NO_TOP = (
+    "`linear_response` needs a fit at an optimum, and the Hessian of the ELBO has a direction that rises there; take "
+    "more `steps`, or another start."
+)
+
+
+def _parameters_of(tril: Float[np.ndarray, "latent latent"], *, log_scale: bool) -> Float[Array, "latent latent"]:
+    diagonal = np.diagonal(tril)
+    return jnp.asarray(np.tril(tril, -1) + np.diag(np.log(diagonal) if log_scale else diagonal))
+
+
+def _draws(objective: CommonDraws | ExactElbo) -> Draws:
+    return Draws(jnp.zeros((), jnp.uint32), *jnp.asarray([BLOCKS, objective.pieces], jnp.int32))
+
+
+@tiered_jit
+def _covariance(objective: CommonDraws | ExactElbo, params: PyTree) -> Float[Array, "latent latent"]:
+    family = objective.problem.family
+    origin, unflatten = ravel_pytree(family.geometry.origin(params))
+    product = objective.product(params, _draws(objective))
+    rows = jax.lax.map(lambda row: ravel_pytree(product(unflatten(row)))[0], jnp.eye(origin.size, dtype=origin.dtype))
+    slopes = jax.jacfwd(lambda at: family.mean(family.geometry.chart(params, unflatten(at))))(origin)
+    # Symmetric but for rounding, and not positive where the fit is at no optimum: then the factor is no number.
+    factor = jnp.linalg.cholesky(-0.5 * (rows + rows.T))
+    half = jax.scipy.linalg.solve_triangular(factor, slopes.T, lower=True)
+    return half.T @ half
+
+
+@tiered_jit
+def _responses(
+    objective: CommonDraws | ExactElbo,
+    params: PyTree,
+    quantities: Callable[[Any], Any],
+    noise: Float[Array, "draw noise"],
+) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"], Array]:
+    family, model = objective.problem.family, objective.problem.model
+    product = objective.product(params, _draws(objective))
+
+    def expected(at: PyTree) -> Float[Array, "quantity"]:
+        there = family.geometry.chart(params, at)
+        values = jax.vmap(lambda one: ravel_pytree(quantities(model.constrain(family.sample(there, one))))[0])(noise)
+        return jnp.mean(values, axis=0)
+
+    mean, pull = jax.vjp(expected, family.geometry.origin(params))
+
+    def variance(row: Float[Array, "quantity"]) -> tuple[Float[Array, ""], Array]:
+        (slope,) = pull(row)
+        step = trust_step(slope, product, jnp.asarray(jnp.inf, mean.dtype), jnp.asarray(RESIDUAL, mean.dtype))
+        return step.slope, step.is_solved
+
+    return mean, *jax.lax.map(variance, jnp.eye(mean.size, dtype=mean.dtype))
