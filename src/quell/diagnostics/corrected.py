@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_key
 from quell.diagnostics.densities import sample_size, score_sample
-from quell.diagnostics.khat import khat_of
+from quell.diagnostics.khat import Khat
 from quell.diagnostics.pareto import psis
 from quell.evaluation import Problem
 
@@ -16,7 +16,7 @@ OVERSAMPLING = 10
 
 
 def corrected_latents(
-    key: Key[Array, ""], problem: Problem, params: PyTree, num: int
+    key: Key[Array, ""], problem: Problem, params: PyTree, num: int, khat: Khat
 ) -> Float[np.ndarray, "sample latent"]:
     r"""Flat draws of the posterior, taken out of more draws of the fit by Pareto-smoothed importance weights.
 
@@ -27,6 +27,7 @@ def corrected_latents(
         problem: model and family.
         params: of the family.
         num: draws that are asked for.
+        khat: of the fit, which decides.
 
     Bias: that of smoothing the largest weights, which falls with the number of draws of the fit.
     Cost: an evaluation of the likelihood of all data for each draw of the fit: 10,000, fewer where data are many, and
@@ -40,13 +41,12 @@ def corrected_latents(
     check_key(key)
     check_count("num", num)
     sample_key, order_key = jax.random.split(key)
-    sample = score_sample(sample_key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
-    khat = khat_of(sample, problem.family)
     if not khat.is_good:
         raise ValueError(
             f"Corrected draws need a k-hat of at most {khat.threshold:.2f}, got {khat.value:.2f}: {khat.advice} "
             "`result.nuts(key)` draws from the posterior itself."
         )
+    sample = score_sample(sample_key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
     weights = np.exp(psis(sample.log_ratios, resolution=sample.resolution).log_weights)
     order = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,))))
     heights = np.cumsum(weights)

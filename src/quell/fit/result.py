@@ -2,7 +2,6 @@
 """What a fit returns."""
 
 import functools
-import importlib
 import math
 import os
 from pathlib import Path
@@ -20,6 +19,7 @@ from quell.evaluation import Problem, exact_elbo, has_exact_elbo
 from quell.families import Capability
 from quell.families.sample import draw_latents
 from quell.fit.choice import Choice
+from quell.fit.extras import numpyro_part
 from quell.fit.gap import measure_gap
 from quell.fit.history import History
 from quell.fit.seconds import Seconds
@@ -173,7 +173,7 @@ class FitResult(eqx.Module):
             return draw_latents(key, self.problem.family, self.params, num)
         from quell.diagnostics.corrected import corrected_latents
 
-        return jax.device_put(corrected_latents(key, self.problem, self.params, num))
+        return jax.device_put(corrected_latents(key, self.problem, self.params, num, self.final_khat))
 
     def summary(self, key: Key[Array, ""] | None = None, num: int = 1000, *, corrected: bool = False) -> "Summary":
         """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
@@ -221,7 +221,7 @@ class FitResult(eqx.Module):
             A `numpyro.infer.MCMC` that has run: `get_samples()` has the latents as `sample` has them, and
             `get_extra_fields()["num_steps"]` the gradients of each draw.
         """
-        nuts = _numpyro_part("nuts", "nuts").run_nuts
+        nuts = numpyro_part("nuts", "`nuts`").run_nuts
         sizes = {"num_samples": num_samples, "num_warmup": num_warmup, "num_chains": num_chains}
         return nuts(self, key, **sizes, **options)
 
@@ -240,7 +240,7 @@ class FitResult(eqx.Module):
         Returns:
             By the name of each site, with a leading axis of draws.
         """
-        predict = _numpyro_part("predict", "predict").predict
+        predict = numpyro_part("predict", "`predict`").predict
         return predict(self, key, (args, kwargs), num=num, batch=batch)
 
     def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Estimate:
@@ -356,16 +356,6 @@ class FitResult(eqx.Module):
 @tiered_jit
 def _constrained(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Any:
     return jax.vmap(model.constrain)(latents)
-
-
-def _numpyro_part(module: str, method: str) -> Any:
-    """A module of the adapter, which needs NumPyro."""
-    try:
-        return importlib.import_module(f"quell.adapters.numpyro.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "numpyro":
-            raise
-        raise ModuleNotFoundError(f"`{method}` needs NumPyro; try `pip install 'quell[numpyro]'`.") from error
 
 
 def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:

@@ -2,8 +2,10 @@
 """`quell.fit` and `quell.fit_many`: a model and a family in, fitted posteriors out."""
 
 import dataclasses
+import time
 import warnings
-from typing import NamedTuple, Unpack
+from collections.abc import Callable
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,8 @@ from quell.core.checks import check_count, check_key
 from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL
 from quell.families import AbstractFamily
 from quell.fit.driver import run_plan
+from quell.fit.extras import numpyro_part
+from quell.fit.family_choice import FamilyLike, choose_family
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
 from quell.fit.plan import FitPlan
 from quell.fit.progress import ProgressBar, progress_bar
@@ -29,13 +33,22 @@ WORTH_SAMPLING = 1.0
 
 @shows_options(FitKeywords)
 def fit(
-    model: AbstractModel, family: AbstractFamily, *, key: Key[Array, ""], **options: Unpack[FitKeywords]
+    model: AbstractModel | Callable[..., Any],
+    *args: Any,
+    family: FamilyLike = None,
+    key: Key[Array, ""],
+    **options: Unpack[FitKeywords],
 ) -> FitResult:
-    """Fit a family to the posterior of a model with low-variance gradients.
+    """Fit a family to the posterior of a model.
+
+    `quell.fit(model, key=key)` chooses the family, `quell.fit(model, quell.MeanField(model.dim), key=key)` takes the
+    one that is given, and `quell.fit(function, x, y, key=key)` reads a NumPyro model with its arguments first.
 
     Args:
-        model: likelihood, prior and data.
-        family: of the approximation.
+        model: of quell, or a function with NumPyro's primitives.
+        args: the family, or the arguments of a NumPyro model.
+        family: of the approximation, or a function of the number of coordinates that makes it, such as
+            `quell.MeanField`; by default full rank up to 400 coordinates and mean field beyond.
         key: all randomness of the fit is a function of it.
         options: the fields of `quell.FitOptions`, such as `steps`, `variates` and `optimizer`.
 
@@ -51,14 +64,14 @@ def fit(
         ('CONVERGED', True)
     """
     check_key(key)
-    return _fit(model, family, key, options)[0]
+    return _fit(model, args, family, key, options)[0]
 
 
 @shows_options(FitKeywords)
 def fit_many(
-    model: AbstractModel,
-    family: AbstractFamily,
-    *,
+    model: AbstractModel | Callable[..., Any],
+    *args: Any,
+    family: FamilyLike = None,
     num_fits: int,
     key: Key[Array, ""],
     **options: Unpack[FitKeywords],
@@ -70,8 +83,9 @@ def fit_many(
     and share one checkpoint.
 
     Args:
-        model: likelihood, prior and data.
-        family: of the approximation.
+        model: as for `fit`.
+        args: as for `fit`.
+        family: as for `fit`.
         num_fits: how many.
         key: split into one key per fit.
         options: the fields of `quell.FitOptions`, as for `fit`; `throw` raises when all have ended.
@@ -89,7 +103,7 @@ def fit_many(
     """
     check_key(key)
     check_count("num_fits", num_fits)
-    return tuple(_fit(model, family, jax.random.split(key, num_fits), options))
+    return tuple(_fit(model, args, family, jax.random.split(key, num_fits), options))
 
 
 def is_inexact(plan: FitPlan, result: FitResult) -> bool:
@@ -98,6 +112,30 @@ def is_inexact(plan: FitPlan, result: FitResult) -> bool:
         return False
     rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
     return not abs(result.quadrature_error) < ERROR_SHARE * plan.options.tolerance + rounding
+
+
+def _read(
+    model: AbstractModel | Callable[..., Any], args: tuple[Any, ...], family: FamilyLike
+) -> tuple[AbstractModel, FamilyLike]:
+    """A model of quell, and the family among the arguments."""
+    if not isinstance(model, AbstractModel):
+        if not callable(model):
+            raise TypeError(f"`model` must be a model of quell or a NumPyro model, got {model!r}; see `quell.Model`.")
+        found = next((one for one in args if isinstance(one, AbstractFamily)), None)
+        if found is not None:
+            raise TypeError(f"A NumPyro model takes its family by name; try `family=quell.{type(found).__name__}`.")
+        return numpyro_part("model", "`quell.fit` of a function").from_numpyro(model, *args), family
+    if len(args) + (family is not None) > 1:
+        raise TypeError(f"`fit` takes a model and its family, got {len(args)} arguments after {model!r}.")
+    return model, args[0] if args else family
+
+
+def _told(result: FitResult, reason: str | None, reading: float) -> FitResult:
+    """With the reason of a family that was chosen, and the seconds of reading the model."""
+    seconds, choice = dataclasses.replace(result.seconds, reading=result.seconds.reading + reading), result.choice
+    if reason is not None and choice is not None:
+        choice = dataclasses.replace(choice, reason=f"{reason} {choice.reason}")
+    return dataclasses.replace(result, seconds=seconds, choice=choice)
 
 
 class Task(NamedTuple):
@@ -169,14 +207,23 @@ def _after(before: FitResult, after: FitResult) -> FitResult:
     )
 
 
-def _fit(model: AbstractModel, family: AbstractFamily, key: Key[Array, "*fit"], given: FitKeywords) -> list[FitResult]:
+def _fit(
+    model: AbstractModel | Callable[..., Any],
+    args: tuple[Any, ...],
+    family: FamilyLike,
+    key: Key[Array, "*fit"],
+    given: FitKeywords,
+) -> list[FitResult]:
     """Run the fits, and warn or raise if one has diverged; of several, say which."""
     if "variates" in given:  # an iterator must not come to a PyTree
         given["variates"] = listed_variates(given["variates"])
     options = FitOptions(**given)
     with progress_bar(options.progress, options.steps) as bar:
-        task = Task(options, model, family, key)
-        results = _results(task, task.plan(), bar)
+        began = time.perf_counter()
+        model, family = _read(model, args, family)
+        chosen, reading = choose_family(family, model.dim), time.perf_counter() - began
+        task = Task(options, model, chosen.family, key)
+        results = [_told(one, chosen.reason, reading) for one in _results(task, task.plan(), bar)]
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"
