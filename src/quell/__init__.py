@@ -9,6 +9,7 @@ from typing import Any
 from quell import adapters as adapters
 from quell import diagnostics as diagnostics
 from quell import paper as paper
+from quell.adapters import from_log_density as from_log_density
 from quell.approximations import AnchoredQuadratic as AnchoredQuadratic
 from quell.approximations import Baseline as Baseline
 from quell.approximations import Concrete as Concrete

@@ -4,13 +4,16 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from quell.adapters.log_density import LogDensityModel as LogDensityModel
+from quell.adapters.log_density import from_log_density as from_log_density
+
 if TYPE_CHECKING:
     from quell.adapters.numpyro.model import NumPyroModel as NumPyroModel
     from quell.adapters.numpyro.model import from_numpyro as from_numpyro
     from quell.adapters.numpyro.svi import SVI as SVI
     from quell.adapters.numpyro.svi import EnsembleELBO as EnsembleELBO
 
-__all__ = ["SVI", "EnsembleELBO", "NumPyroModel", "from_numpyro"]
+__all__ = ["SVI", "EnsembleELBO", "LogDensityModel", "NumPyroModel", "from_log_density", "from_numpyro"]
 
 
 def __getattr__(name: str) -> Any:
