@@ -164,7 +164,7 @@ def test_lazily_imported_names_are_public_too():
     lazy = [name for name in packages if "__getattr__" in [getattr(node, "name", "") for node in _tree(name).body]]
     assert {name: sorted(_lazy_exports(name)) for name in lazy} == {
         "quell": ["from_numpyro"],
-        "quell.adapters": sorted(quell.adapters.__all__),
+        "quell.adapters": sorted(set(quell.adapters.__all__) - set(vars(quell.adapters))),
     }
     assert _definition("quell.from_numpyro") == "quell.adapters.numpyro.model.from_numpyro"
 
@@ -226,6 +226,7 @@ def _files_of_a_step() -> dict[str, set[str]]:
         jax.eval_shape(algorithm.step, jax.random.key(0), state)
     finally:
         sys.setprofile(before)
+    found.pop("core/compile_clock.py", None)  # which JAX calls when a trace ends
     return found
 
 
