@@ -76,6 +76,8 @@ def test_a_family_that_was_given_is_taken(key):
     ("args", "options", "text"),
     [
         ((line, X, Y, quell.FullRank(3)), {}, "try `family=quell.FullRank`"),
+        ((line, X, Y, quell.MeanField), {}, "try `family=quell.MeanField`"),
+        ((line, X), {"y": Y}, r"`y` is no option of a fit.*from_numpyro\(model, \.\.\., y="),
         ((3,), {}, "must be a model of quell|Expected type"),
         ((GAUSSIAN, quell.FullRank(2), quell.FullRank(2)), {}, "got 2 arguments"),
         ((GAUSSIAN, quell.FullRank(2)), {"family": quell.MeanField}, "got 1 arguments"),
@@ -140,6 +142,30 @@ def test_a_linear_response_away_from_an_optimum_is_refused():
         lost.linear_response().covariance  # noqa: B018
     with pytest.raises(ValueError, match="needs a fit at an optimum"):
         lost.linear_response().of(lambda z: z)
+
+
+def test_a_linear_response_of_a_fit_that_has_not_converged_warns():
+    data = quell.paper.load("sonar")
+    model = quell.logistic_regression(data.features, data.labels)
+    result = quell.fit(model, quell.MeanField(model.dim), steps=1, key=jax.random.key(0))
+    with pytest.warns(UserWarning, match="has not converged"):
+        result.linear_response().covariance  # noqa: B018
+    with pytest.warns(UserWarning, match="has not converged"):
+        result.linear_response().of(lambda z: z[0])
+
+
+@pytest.mark.parametrize("family", [quell.FullRank(2), quell.LowRank(2, rank=2)])
+def test_families_with_correlations_have_quantities_only(family, key):
+    response = quell.fit(GAUSSIAN, family, key=key).linear_response()
+    expected = np.sqrt(np.diagonal(np.linalg.inv(PRECISION)))
+    np.testing.assert_allclose(response.of(lambda z: z).std, expected, rtol=1e-2)
+    with pytest.raises(ValueError, match=r"is for `quell\.MeanField`"):
+        response.covariance  # noqa: B018
+
+
+def test_events_are_no_quantities(mean_field):
+    with pytest.raises(TypeError, match="smooth functions with real values, got bool"):
+        mean_field.linear_response().of(lambda z: z > 0)
 
 
 def test_a_linear_response_of_too_much_is_refused(mean_field, monkeypatch):
@@ -224,6 +250,30 @@ def test_predictions_are_those_of_the_posterior(fitted):
     np.testing.assert_allclose(found["y"][:, 0].mean(), mean, atol=0.05)
     spread = np.sqrt((draws["intercept"] + draws["slope"] * 5.0).var() + (draws["noise"] ** 2).mean())
     np.testing.assert_allclose(found["y"][:, 0].std(), spread, rtol=0.06)
+
+
+def test_predictions_do_not_depend_on_the_batch(fitted):
+    one, other = (fitted.predict(jax.random.key(1), X[:3], num=20, batch=batch)["y"] for batch in (7, 20))
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def test_data_that_are_observed_are_not_predicted(fitted):
+    with pytest.raises(ValueError, match="give `None` in place of the data"):
+        fitted.predict(jax.random.key(1), X, Y)
+
+
+@pytest.mark.parametrize("steps", [1, 2000])
+def test_nuts_of_a_fit_that_has_no_linear_response_adapts_its_mass_matrix(steps, monkeypatch):
+    module = importlib.import_module("quell.fit.linear_response")
+    monkeypatch.setattr(module, "MOST_DENSE", 1)
+    result = quell.fit(GAUSSIAN, family=quell.MeanField, steps=steps, key=jax.random.key(0))
+    draws = result.nuts(jax.random.key(0), 1000, num_warmup=300, num_chains=1).get_samples()
+    np.testing.assert_allclose(draws.mean(axis=0), np.linalg.solve(PRECISION, FEATURES.T @ Y / 0.09), atol=0.1)
+
+
+def test_options_that_come_from_the_fit_are_refused(mean_field):
+    with pytest.raises(TypeError, match="`dense_mass` comes from the fit"):
+        mean_field.nuts(jax.random.key(0), dense_mass=False)
 
 
 def test_predictions_of_a_plain_model_are_refused(mean_field):

@@ -78,6 +78,17 @@ def test_a_constraint_of_numpyro_and_a_name_are_the_same():
             "'unit interval'",
         ),
         (lambda: quell.from_log_density(lambda z: jnp.sum(z), 0), ValueError, "latent"),
+        (lambda: quell.from_log_density(lambda z: 0.0, {}), ValueError, "at least one leaf"),
+        (
+            lambda: quell.from_log_density(lambda z: z["a"], {"a": 0.0}, constraints={"a": 5}),
+            TypeError,
+            "or NumPyro's, got 5",
+        ),
+        (
+            lambda: quell.from_log_density(lambda z: z["a"], {"a": 0.0}, constraints={"a": "simplex"}),
+            ValueError,
+            "of shape",
+        ),
     ],
 )
 def test_bad_input_is_refused(make, error, text):

@@ -107,6 +107,8 @@ def from_log_density(
         check_count("latent", latent)
     example = jnp.zeros(int(latent)) if isinstance(latent, int | np.integer) else latent
     paths, treedef = tree_flatten_with_path(example)
+    if not paths:
+        raise ValueError(f"`latent` must have at least one leaf, got {latent!r}.")
     names = [keystr(path, simple=True, separator=".") for path, _ in paths]
     unknown = [name for name in constraints or {} if name not in names]
     if unknown:
@@ -115,7 +117,7 @@ def from_log_density(
     for name, (_, leaf) in zip(names, paths, strict=True):
         constraint = (constraints or {}).get(name)
         transform = None if constraint is None else _transform(name, constraint)
-        shape = np.shape(leaf) if transform is None else transform.inverse_shape(np.shape(leaf))
+        shape = np.shape(leaf) if transform is None else _free_shape(name, transform, np.shape(leaf))
         shapes.append(jnp.zeros(shape))
         transforms.append(transform)
     flat, unflatten = ravel_pytree(shapes)
@@ -137,4 +139,17 @@ def _transform(name: str, constraint: Any) -> Any:
         if constraint not in CONSTRAINTS:
             raise ValueError(f"The constraint of `{name}` must be one of {sorted(CONSTRAINTS)}, got {constraint!r}.")
         constraint = getattr(known, CONSTRAINTS[constraint])
-    return biject_to(constraint)
+    try:
+        return biject_to(constraint)
+    except NotImplementedError as error:
+        raise TypeError(
+            f"The constraint of `{name}` must be one of {sorted(CONSTRAINTS)} or NumPyro's, got {constraint!r}."
+        ) from error
+
+
+def _free_shape(name: str, transform: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the unconstrained leaf."""
+    try:
+        return transform.inverse_shape(shape)
+    except ValueError as error:
+        raise ValueError(f"The leaf `{name}` of shape {shape} cannot have its constraint: {error}") from error

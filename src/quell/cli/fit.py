@@ -82,7 +82,7 @@ def fit(
             first_does(lambda: folder.check(settings, resume=resume))
         checkpoint = quell.Checkpoint(folder.checkpoint, every_steps=checkpoint_every, resume=resume)
         with contextlib.ExitStack() as stack:
-            bar = stack.enter_context(progress_bar(None, steps))
+            bar = stack.enter_context(progress_bar(None, steps, mesh))
             plan = settings.plan(checkpoint=checkpoint, mesh=mesh)
             with in_use(mesh):
                 first_does(lambda: stack.enter_context(folder.at_work(settings, resume=resume)))

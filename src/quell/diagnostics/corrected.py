@@ -48,6 +48,8 @@ def corrected_latents(
         )
     sample = score_sample(sample_key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
     weights = np.exp(psis(sample.log_ratios, resolution=sample.resolution).log_weights)
+    if not np.all(np.isfinite(weights)):
+        raise ValueError("The log density is not finite at some draws; see `quell.check_model(model)`.")
     order = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,))))
     heights = np.cumsum(weights)
     levels = (np.arange(num) + order.random()) / num * heights[-1]

@@ -145,7 +145,7 @@ class FitLoop:
         """A result for each fit, as far as it has come."""
         plan, state, _, _ = self.snapshot
         compiling = COMPILE_CLOCK.seconds - self.compiled
-        seconds = Seconds(plan.seconds, compiling, self.seconds - compiling)
+        seconds = Seconds(plan.seconds, compiling, max(self.seconds - compiling, 0.0))
         outcomes = [self._outcome(number) for number in range(self.step.size)]
         return [
             FitResult(

@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,10 +16,11 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell.core.tiers import tiered_jit
 from quell.data.access import on_disk
 from quell.evaluation import Problem, has_exact_elbo
-from quell.families import Capability, FullRank, LocationScale
+from quell.families import Capability, FullRank, LocationScale, MeanField
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo
 from quell.fit.history import History
-from quell.fit.trust_region import trust_step
+from quell.fit.status import Status
+from quell.fit.trust_region import MOST_PRODUCTS, trust_step
 from quell.gradient import Gradient, default_base
 
 if TYPE_CHECKING:
@@ -35,10 +37,13 @@ BLOCKS = 8
 """Of common random numbers, where the ELBO is not exact."""
 
 RESIDUAL = 1e-3
-"""Of conjugate gradients, as a share of the gradient of a quantity: its variance is right to the square of that."""
+"""Of conjugate gradients, as a share of the gradient of a quantity."""
 
-QUANTITY_DRAWS = 1024
+QUANTITY_DRAWS = 4096
 """That the expectation of a quantity is taken over."""
+
+FAR = 0.1
+"""Nats to the optimum beyond which the covariance at the fit is not that at the optimum."""
 
 
 class Response(NamedTuple):
@@ -57,7 +62,7 @@ class LinearResponse:
     \[ \mathrm{Cov}(f, g) = \nabla_w E f^\top\, (-H)^{-1}\, \nabla_w E g \]
 
     with the Hessian \(H\) of the ELBO in all parameters \(w\) of the family, where the fit has converged. It is exact
-    for a normal posterior, and for a full-rank family it is close to its own covariance.
+    for a normal posterior.
 
     Bias: of first order in the tilt; where the mean is wrong, so is what is built on it.
     Cost: a product with the Hessian for each parameter, and one factorisation; for `of` some products for each
@@ -92,17 +97,34 @@ class LinearResponse:
 
     @functools.cached_property
     def covariance(self) -> Float[Array, "latent latent"]:
-        """Of the flat latent, in the model's own (unconstrained) coordinates."""
+        """Of the flat latent, in the model's own (unconstrained) coordinates; for mean field."""
         problem = self.result.problem
+        if not isinstance(problem.family, MeanField):
+            raise ValueError(
+                f"`covariance` is for `quell.MeanField`, got {problem.family}, which has correlations of its own: see "
+                "`result.std` and `result.sample`; `result.linear_response().of(lambda latent: ...)` serves it too."
+            )
         if problem.family.num_params > MOST_DENSE:
             raise ValueError(
                 f"`covariance` needs a family of at most {MOST_DENSE:,} parameters, got {problem.family.num_params:,}; "
                 "choose quantities: `result.linear_response().of(lambda latent: ...)`."
             )
+        self._warn_if_far()
         found = _covariance(self._objective, self.result.params)
         if not bool(jnp.all(jnp.isfinite(found))):
             raise ValueError(_NO_TOP)
         return found
+
+    def _warn_if_far(self) -> None:
+        """Say that a fit is not at the optimum that everything here is about."""
+        gap = self.result.gap
+        if self.result.status is Status.CONVERGED or (gap is not None and abs(gap.value) < FAR):
+            return
+        told = "was not measured" if gap is None else f"is {gap}"
+        warnings.warn(
+            f"`linear_response` is about an optimum, and the fit has not converged: its gap {told}. Take more `steps`.",
+            stacklevel=3,
+        )
 
     @property
     def std(self) -> Any:
@@ -110,7 +132,7 @@ class LinearResponse:
         return self.result.problem.model.unravel(jnp.sqrt(jnp.diagonal(self.covariance)))
 
     @functools.cached_property
-    def full_rank(self) -> "FitResult":
+    def _full_rank(self) -> "FitResult":
         """The fit with this covariance, as a full-rank Gaussian: for its draws; it was not fitted itself."""
         model = self.result.problem.model
         family = FullRank(model.dim)
@@ -121,45 +143,66 @@ class LinearResponse:
         problem = Problem(model, family)
         gradient = Gradient(problem, base=default_base(problem))
         return dataclasses.replace(
-            self.result, params=params, gradient=gradient, state=gradient.init(params), history=History.empty(0, 0)
+            self.result,
+            params=params,
+            gradient=gradient,
+            state=gradient.init(params),
+            history=History.empty(0, 0),
+            status=Status.COMPLETED,
+            choice=None,
+            measured_gap=None,
+            num_gradients=0,
         )
 
     def sample(self, key: Key[Array, ""], num: int) -> Any:
         """Draw latents with this covariance, on the scale their user reads, with a leading axis."""
-        return self.full_rank.sample(key, num)
+        return self._full_rank.sample(key, num)
 
     def summary(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Summary":
         """As that of the result, with this covariance."""
-        return self.full_rank.summary(key, num)
+        return self._full_rank.summary(key, num)
 
     def khat(self, key: Key[Array, ""] | None = None, num: int | None = None) -> "Khat":
         """How far the Gaussian with this covariance can be trusted."""
-        return self.full_rank.khat(key, num)
+        return self._full_rank.khat(key, num)
 
     def to_arviz(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Any:
         """As that of the result, with draws of this covariance."""
-        return self.full_rank.to_arviz(key, num)
+        return self._full_rank.to_arviz(key, num)
 
     def of(self, quantities: Callable[[Any], Any], key: Key[Array, ""] | None = None) -> Response:
         """Mean and standard deviation of functions of the latent, however many coordinates that has.
 
         Args:
-            quantities: of the latent as `result.sample` has it, any tree of arrays.
+            quantities: of the latent as `result.sample` has it, any tree of arrays; smooth, since their slopes count.
             key: for the draws that their expectations are taken over; a fixed one by default.
         """
         problem, params = self.result.problem, self.result.params
-        noise = problem.family.noise(
-            jax.random.key(0) if key is None else key, QUANTITY_DRAWS, jax.tree.leaves(params)[0].dtype
-        )
+        key = jax.random.key(0) if key is None else key
+        half = problem.family.noise(key, QUANTITY_DRAWS // 2, jax.tree.leaves(params)[0].dtype)
+        half = half / jnp.sqrt(jnp.mean(half**2, axis=0))
+        noise = jnp.concatenate([half, -half])  # exact means, and exact variances of each coordinate of the noise
         shapes = jax.eval_shape(lambda z: quantities(problem.model.constrain(z)), problem.family.mean(params))
+        kinds = {leaf.dtype.name for leaf in jax.tree.leaves(shapes) if not jnp.issubdtype(leaf.dtype, jnp.floating)}
+        if kinds:
+            raise TypeError(
+                f"`quantities` must be smooth functions with real values, got {sorted(kinds)[0]}; the probability "
+                "of an event is a mean over `result.sample(key, num)`."
+            )
+        self._warn_if_far()
         flat, unflatten = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes))
         if flat.size > MOST_QUANTITIES:
             raise ValueError(
                 f"`quantities` must be at most {MOST_QUANTITIES:,} numbers, got {flat.size:,}; choose some of them."
             )
-        mean, variance, are_solved = _responses(self._objective, params, quantities, noise)
-        if not bool(jnp.all(are_solved)):
+        mean, variance, are_inside, are_solved = _responses(self._objective, params, quantities, noise)
+        if not bool(jnp.all(are_inside)):
             raise ValueError(_NO_TOP)
+        if not bool(jnp.all(are_solved)):
+            raise ValueError(
+                f"Conjugate gradients did not end within {MOST_PRODUCTS} products; call "
+                "`jax.config.update('jax_enable_x64', True)` before the model is made, or choose other quantities."
+            )
         return Response(unflatten(mean), unflatten(jnp.sqrt(variance)))
 
 
@@ -197,7 +240,7 @@ def _responses(
     params: PyTree,
     quantities: Callable[[Any], Any],
     noise: Float[Array, "draw noise"],
-) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"], Array]:
+) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"], Array, Array]:
     family, model = objective.problem.family, objective.problem.model
     product = objective.product(params, _draws(objective))
 
@@ -208,9 +251,9 @@ def _responses(
 
     mean, pull = jax.vjp(expected, family.geometry.origin(params))
 
-    def variance(row: Float[Array, "quantity"]) -> tuple[Float[Array, ""], Array]:
+    def variance(row: Float[Array, "quantity"]) -> tuple[Float[Array, ""], Array, Array]:
         (slope,) = pull(row)
         step = trust_step(slope, product, jnp.asarray(jnp.inf, mean.dtype), jnp.asarray(RESIDUAL, mean.dtype))
-        return step.slope, step.is_solved
+        return step.slope, step.is_inside, step.is_solved
 
     return mean, *jax.lax.map(variance, jnp.eye(mean.size, dtype=mean.dtype))

@@ -105,7 +105,9 @@ def choose(
     if draws is not None:
         reason = "Newton steps on common random numbers: some draws see all data in little time."
         gradient = Gradient(problem, base=default_base(problem), sampler=Sampler(2 * draws.pairs), rule=rule)
-        return Method(Newton(gradient, draws, options.tolerance, starts(problem)), Choice("common draws", (), reason))
+        gives_up = options.checkpoint is None  # which has no place for the fit that would take over
+        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up)
+        return Method(newton, Choice("common draws", (), reason))
     sampler = options.sampler or default_sampler(model, natural=natural)
     base = options.base or default_base(problem)
     if not is_auto:

@@ -176,6 +176,7 @@ class Newton(eqx.Module):
         objective: the ELBO on common random numbers.
         tolerance: in nats.
         most_starts: that are tried; with none there is no first round, and the parameters given are judged.
+        gives_up: whether it ends where it fits its draws, so that sampled gradients can take over.
 
     Cost: a step takes a gradient and a few products with the Hessian, each on all draws of the round and all data.
 
@@ -187,6 +188,7 @@ class Newton(eqx.Module):
     objective: CommonDraws | ExactElbo
     tolerance: float | Float[Array, ""]
     most_starts: int = eqx.field(static=True, default=1)
+    gives_up: bool = eqx.field(static=True, default=True)
 
     def init(self, params: PyTree | None = None) -> AlgorithmState:
         """The state before the first step."""
@@ -308,7 +310,7 @@ class Newton(eqx.Module):
         too_much = now.here.value - found.there.value  # that these draws promise, where others are evaluated
         share = HOPELESS_NOISE * self.tolerance * self.objective.most_blocks / draws.blocks
         is_hopeless = validates & (now.gained < HOPELESS_GAIN * too_much) & (0.5 * too_much > share)
-        is_doubtful = moves & ~leaps & (solved.products >= MANY_PRODUCTS) & ~jnp.isfinite(noise)
+        is_doubtful = self.gives_up & moves & ~leaps & (solved.products >= MANY_PRODUCTS) & ~jnp.isfinite(noise)
         onward = jnp.where(is_doubtful, Phase.VALIDATE, Phase.MOVE)
         phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, self._after_round, onward))
         after = NewtonState(

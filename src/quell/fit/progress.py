@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from quell.core.compile_clock import COMPILE_CLOCK
+from quell.core.devices import in_use
 from quell.core.processes import is_first
 from quell.evaluation import Problem
 from quell.families import FullRank
@@ -109,14 +111,16 @@ class ProgressBar:
         return f"{stage} {time.perf_counter() - self._began:.0f} s"
 
 
-def progress_bar(asked: bool | None, steps: int) -> ProgressBar:
-    """The bar of a fit.
+def progress_bar(asked: bool | None, steps: int, mesh: Mesh | None = None) -> ProgressBar:
+    """The bar of a fit; of several processes that share it the first has one.
 
     Args:
         asked: whether to show it; by default if rich is installed and stderr is a terminal.
         steps: in all.
+        mesh: of the devices that it is spread over.
     """
-    return ProgressBar(steps, show=wants_bar(asked) and is_first())
+    with in_use(mesh):
+        return ProgressBar(steps, show=wants_bar(asked) and is_first())
 
 
 def _rich_bar(stage_text: Callable[[], str]) -> "rich.progress.Progress":

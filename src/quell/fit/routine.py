@@ -2,6 +2,7 @@
 """`quell.fit` and `quell.fit_many`: a model and a family in, fitted posteriors out."""
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -121,9 +122,10 @@ def _read(
     if not isinstance(model, AbstractModel):
         if not callable(model):
             raise TypeError(f"`model` must be a model of quell or a NumPyro model, got {model!r}; see `quell.Model`.")
-        found = next((one for one in args if isinstance(one, AbstractFamily)), None)
+        kinds = [one if isinstance(one, type) else type(one) for one in args]
+        found = next((kind for kind in kinds if issubclass(kind, AbstractFamily)), None)
         if found is not None:
-            raise TypeError(f"A NumPyro model takes its family by name; try `family=quell.{type(found).__name__}`.")
+            raise TypeError(f"A NumPyro model takes its family by name; try `family=quell.{found.__name__}`.")
         return numpyro_part("model", "`quell.fit` of a function").from_numpyro(model, *args), family
     if len(args) + (family is not None) > 1:
         raise TypeError(f"`fit` takes a model and its family, got {len(args)} arguments after {model!r}.")
@@ -157,16 +159,17 @@ def _results(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     Exact expectations that need more nodes get them, and draws where more do not help. Where Newton steps on draws have
     given up, sampled gradients may do better: the better of both is returned.
     """
-    results = run_plan(plan, bar)
-    is_cut_short = any(result.status in (Status.INTERRUPTED, Status.STOPPED) for result in results)
-    is_cut_short |= any(result.history.num_steps >= task.options.steps for result in results)
-    if is_cut_short or task.options.checkpoint is not None:  # which has no place for a second fit
+    results, steps = run_plan(plan, bar), task.options.steps
+    has_checkpoint = task.options.checkpoint is not None  # which has no place for a second fit
+    if has_checkpoint or any(result.status is Status.INTERRUPTED for result in results):
         return results
     if plan.choice is not None and plan.choice.base == "common draws":
-        if not any(map(_is_far, results)):
+        if not any(_is_far(result, steps) for result in results):
             return results
-        others = run_plan(task.plan(may_take_newton=False), bar)
-        return [_better(one, other) for one, other in zip(results, others, strict=True)]
+        others = zip(results, run_plan(task.plan(may_take_newton=False), bar), strict=True)
+        return [_better(one, other) if _is_far(one, steps) else one for one, other in others]
+    if any(result.status is Status.STOPPED or result.history.num_steps >= steps for result in results):
+        return results
     expectation = results[0].problem.expectation
     if expectation is None or not any(is_inexact(plan, one) for one in results):
         return results
@@ -185,19 +188,22 @@ def _results(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     ]
 
 
-def _is_far(newton: FitResult) -> bool:
-    """Whether Newton steps have ended so far from an optimum that sampled gradients may do better."""
+def _is_far(newton: FitResult, steps: int) -> bool:
+    """Whether Newton steps have ended by themselves, so far from an optimum that sampled gradients may do better."""
     gap = newton.measured_gap
-    has_given_up = newton.status is Status.NOT_CONVERGED
+    has_given_up = newton.status is Status.NOT_CONVERGED and newton.history.num_steps < steps
     return has_given_up and (gap is None or not gap.value + gap.standard_error < WORTH_SAMPLING)
 
 
 def _better(newton: FitResult, sampled: FitResult) -> FitResult:
-    """Of two fits that which is near its optimum, or else has the higher ELBO; its work is that of both."""
-    has_failed = sampled.status is Status.DIVERGED
-    if has_failed or not _is_far(newton) or not sampled.sampled_elbo.value > newton.sampled_elbo.value:
-        return _after(sampled, newton)
-    return _after(newton, sampled)
+    """Of two fits that with the higher ELBO; its work is that of both, and it tells that there were two."""
+    value, other = newton.sampled_elbo.value, sampled.sampled_elbo.value
+    if sampled.status is Status.DIVERGED or not (other > value or (math.isnan(value) and math.isfinite(other))):
+        is_ended = sampled.status in (Status.INTERRUPTED, Status.STOPPED)
+        return dataclasses.replace(_after(sampled, newton), status=sampled.status if is_ended else newton.status)
+    assert sampled.choice is not None, "variates were chosen"
+    choice = dataclasses.replace(sampled.choice, reason=f"Newton steps on draws gave up. {sampled.choice.reason}")
+    return dataclasses.replace(_after(newton, sampled), choice=choice, starts_differ=newton.starts_differ)
 
 
 def _after(before: FitResult, after: FitResult) -> FitResult:
@@ -217,8 +223,14 @@ def _fit(
     """Run the fits, and warn or raise if one has diverged; of several, say which."""
     if "variates" in given:  # an iterator must not come to a PyTree
         given["variates"] = listed_variates(given["variates"])
+    unknown = sorted(set(given) - {field.name for field in dataclasses.fields(FitOptions)})
+    if unknown and not isinstance(model, AbstractModel):
+        raise TypeError(
+            f"`{unknown[0]}` is no option of a fit. A NumPyro model takes its arguments by position here; with names: "
+            f"`quell.fit(quell.from_numpyro(model, ..., {unknown[0]}=...), key=key)`."
+        )
     options = FitOptions(**given)
-    with progress_bar(options.progress, options.steps) as bar:
+    with progress_bar(options.progress, options.steps, options.mesh) as bar:
         began = time.perf_counter()
         model, family = _read(model, args, family)
         chosen, reading = choose_family(family, model.dim), time.perf_counter() - began

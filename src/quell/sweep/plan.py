@@ -158,7 +158,7 @@ class SweepPlan:
 
     def _fit(self, subset: str, folder: SweepFolder | None) -> tuple[SweepRow, ...]:
         """Run the fits of a subset; Ctrl-C leaves their checkpoint in the folder."""
-        with progress_bar(self.options.progress, self.options.steps) as bar:
+        with progress_bar(self.options.progress, self.options.steps, self.options.mesh) as bar:
             fits = run_plan(self.fit_plan(subset, folder), bar)[: self.num_fits]
         if any(fit.status is Status.INTERRUPTED for fit in fits):
             raise KeyboardInterrupt

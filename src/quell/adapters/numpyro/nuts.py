@@ -13,6 +13,9 @@ from quell.core.checks import check_count, check_key
 from quell.families import Capability, MeanField
 from quell.fit.result import FitResult
 
+FROM_FIT = {"potential_fn", "inverse_mass_matrix", "dense_mass", "adapt_mass_matrix"}
+"""Options of NUTS that are not the user's."""
+
 LARGEST_DENSE = 1000
 """Coordinates up to which the mass matrix has correlations."""
 
@@ -24,13 +27,16 @@ def run_nuts(
     check_key(key)
     for name, value in {"num_samples": num_samples, "num_chains": num_chains}.items():
         check_count(name, value)
+    fixed = sorted(FROM_FIT & set(options))
+    if fixed:
+        raise TypeError(f"`{fixed[0]}` comes from the fit; for one of your own take `numpyro.infer.NUTS` itself.")
     model = result.problem.model
-    mass = mass_matrix(result)
+    mass, is_whole = mass_matrix(result)
     kernel = NUTS(
         potential_fn=lambda z: -model.log_joint(z),
         inverse_mass_matrix=mass,
         dense_mass=mass.ndim == 2,
-        adapt_mass_matrix=False,
+        adapt_mass_matrix=not is_whole,
         **options,
     )
     start_key, run_key = jax.random.split(key)
@@ -48,16 +54,20 @@ def run_nuts(
     return mcmc
 
 
-def mass_matrix(result: FitResult) -> Float[np.ndarray, "latent *latent"]:
-    """The inverse mass matrix: the covariance of the fit, by linear response where its family has no correlations."""
-    problem = result.problem
-    if problem.family.refuses(Capability.MOMENTS) is not None:
-        raise ValueError(
-            f"`nuts` needs a family with {Capability.MOMENTS.value}, got {problem.family}; fit a Gaussian."
-        )
-    if problem.model.dim > LARGEST_DENSE:
-        return np.asarray(problem.family.variance(result.params))
-    if isinstance(problem.family, MeanField):
-        return np.asarray(result.linear_response().covariance)
-    identity = jnp.eye(problem.model.dim, dtype=jax.tree.leaves(result.params)[0].dtype)
-    return np.asarray(problem.family.covariance_product(result.params, identity))
+def mass_matrix(result: FitResult) -> tuple[Float[np.ndarray, "latent *latent"], bool]:
+    """The inverse mass matrix, and whether it has all correlations, so that it need not be adapted.
+
+    The covariance of the fit, by linear response where its family has no correlations, or the variances alone.
+    """
+    family, params = result.problem.family, result.params
+    if family.refuses(Capability.GAUSSIAN, Capability.MOMENTS) is not None:
+        raise ValueError(f"`nuts` needs a Gaussian family, got {family}; fit `quell.FullRank` first.")
+    if family.dim > LARGEST_DENSE:
+        return np.asarray(family.variance(params)), False
+    if not isinstance(family, MeanField):
+        identity = jnp.eye(family.dim, dtype=jax.tree.leaves(params)[0].dtype)
+        return np.asarray(family.covariance_product(params, identity)), True
+    try:
+        return np.asarray(result.linear_response().covariance), True
+    except ValueError:  # it is not at an optimum, or some draws cannot see all data
+        return np.asarray(family.variance(params)), False

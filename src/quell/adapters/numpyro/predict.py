@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 from jaxtyping import Array, Key
+from numpyro import handlers
 from numpyro.infer import Predictive
 
 from quell.adapters.numpyro.model import NumPyroModel
@@ -26,13 +27,27 @@ def predict(
     check_key(key)
     check_count("num", num)
     check_count("batch", batch)
-    posterior_key, noise_key = jax.random.split(key)
-    latents = result.sample(posterior_key, num)
-    latents = {name: latents[name] for name in model.structure.names}
     args, kwargs = inputs
-    found = []
-    for number, start in enumerate(range(0, num, batch)):
-        some = {name: values[start : start + batch] for name, values in latents.items()}
-        predictive = Predictive(model.likelihood.call.model, posterior_samples=some, parallel=True)
-        found.append(jax.device_get(predictive(jax.random.fold_in(noise_key, number), *args, **kwargs)))
+    function, names = model.likelihood.call.model, model.structure.names
+    sites = handlers.trace(handlers.seed(function, jax.random.key(0))).get_trace(*args, **kwargs)
+    free = {name: site for name, site in sites.items() if name not in names}
+    samples = [name for name, site in free.items() if site["type"] == "sample" and not site["is_observed"]]
+    if not samples:
+        raise ValueError("`predict` draws what is not observed, and all is: give `None` in place of the data.")
+    drawn = samples + [name for name, site in free.items() if site["type"] == "deterministic"]
+
+    @jax.jit
+    def some_draws(keys: Key[Array, "draw"], latents: dict[str, Array]) -> dict[str, Array]:
+        def one(key: Key[Array, ""], latent: dict[str, Array]) -> dict[str, Array]:
+            predictive = Predictive(function, posterior_samples=latent, return_sites=drawn, batch_ndims=0)
+            return predictive(key, *args, **kwargs)
+
+        return jax.vmap(one)(keys, latents)
+
+    posterior_key, noise_key = jax.random.split(key)
+    latents = {name: values for name, values in result.sample(posterior_key, num).items() if name in names}
+    keys, found = jax.random.split(noise_key, num), []  # one for each draw, whatever the batch
+    for start in range(0, num, batch):
+        part = slice(start, start + batch)
+        found.append(jax.device_get(some_draws(keys[part], {name: values[part] for name, values in latents.items()})))
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}

@@ -334,7 +334,9 @@ def _products(equation: Any) -> int:
         return 0
     left: tuple[int, ...] = equation.invars[0].aval.shape
     if name in CUBES:
-        return CUBES[name] * math.prod(left) * left[-1]
+        return (
+            CUBES[name] * math.prod(equation.invars[-1].aval.shape) * left[-1]
+        )  # that is the right-hand side of a solve
     ((summed, _), _) = equation.params["dimension_numbers"]
     return math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in summed)
 
