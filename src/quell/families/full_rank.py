@@ -15,7 +15,14 @@ from quell.families.full_rank_algebra import FullRankAlgebra
 from quell.families.full_rank_geometry import FullRankGeometry
 from quell.families.full_rank_gram import FullRankDraw
 from quell.families.gaussian import Gaussian
-from quell.families.location_scale import LocationScale, constant, diagonal_from, scale_tril, standard_normal
+from quell.families.location_scale import (
+    LocationScale,
+    constant,
+    diagonal_from,
+    diagonal_of,
+    scale_tril,
+    standard_normal,
+)
 from quell.families.transport import CHOLESKY, MIRRORED, SYMMETRIC, AbstractTransport
 
 
@@ -111,4 +118,4 @@ class FullRank(AbstractFamily):
 
 
 def _log_det(tril: Float[Array, "latent latent"]) -> Float[Array, ""]:
-    return jnp.sum(jnp.log(jnp.abs(jnp.diagonal(tril))))
+    return jnp.sum(jnp.log(jnp.abs(diagonal_of(tril))))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from quell.families.geometry import LEAST_PRECISION, AbstractGeometry, least_precision
-from quell.families.location_scale import LocationScale, diagonal_from, scale_tril
+from quell.families.location_scale import LocationScale, diagonal_from, diagonal_of, lower, scale_tril
 
 _LARGE = 1e6
 """Above the inverse of every precision that a step may take."""
@@ -63,11 +63,10 @@ class FullRankGeometry(AbstractGeometry):
 
     def chart(self, params: LocationScale, at: LocationScale) -> LocationScale:
         tril = scale_tril(params.scale, log_scale=self.log_scale)
-        change = jnp.diagonal(at.scale) / math.sqrt(2.0)
-        below = jnp.tril(tril @ (jnp.tril(at.scale, -1) + jnp.diag(jnp.exp(change))), -1)
-        diagonal = jnp.diagonal(params.scale)  # of a product of triangular matrices, the product of the diagonals
+        change = diagonal_of(at.scale) / math.sqrt(2.0)
+        diagonal = diagonal_of(params.scale)  # of a product of triangular matrices, the product of the diagonals
         moved = diagonal + change if self.log_scale else diagonal * jnp.exp(change)
-        return LocationScale(params.loc + tril @ at.loc, below + jnp.diag(moved))
+        return LocationScale(params.loc + tril @ at.loc, lower(tril @ lower(at.scale, jnp.exp(change)), moved))
 
     @property
     def knows_curvature(self) -> bool:

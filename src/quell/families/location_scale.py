@@ -40,8 +40,20 @@ def diagonal_from(raw: Float[Array, "latent"], *, log_scale: bool) -> Diagonal:
 
 def scale_tril(raw: Float[Array, "latent latent"], *, log_scale: bool) -> Float[Array, "latent latent"]:
     r"""The triangular matrix \(L\) from its parameters."""
-    diagonal = diagonal_from(jnp.diagonal(raw), log_scale=log_scale).value
-    return jnp.tril(raw, -1) + jnp.diag(diagonal)
+    return lower(raw, diagonal_from(diagonal_of(raw), log_scale=log_scale).value)
+
+
+def diagonal_of(matrix: Float[Array, "latent latent"]) -> Float[Array, "latent"]:
+    """As `jnp.diagonal`, in two operations: it is differentiated twice in every step, and each is to be compiled."""
+    size = matrix.shape[0]
+    return jax.lax.slice(matrix.reshape(-1), (0,), (size * size,), (size + 1,))
+
+
+def lower(below: Float[Array, "latent latent"], diagonal: Float[Array, "latent"]) -> Float[Array, "latent latent"]:
+    """What a matrix has below its diagonal, with another diagonal; in few operations, as `diagonal_of`."""
+    size = diagonal.shape[0]
+    strict = np.tril(np.ones((size, size), bool), -1)
+    return jax.lax.select(strict, below, diagonal[:, None] * np.eye(size, dtype=diagonal.dtype))
 
 
 def constant(value: Any, shape: tuple[int, ...] | None, dtype: DTypeLike | None) -> Array:

@@ -244,20 +244,17 @@ class CommonDraws(eqx.Module):
         """Sums over those of some draws at which the log density and its gradient are finite."""
         family, model = self.problem.family, self.problem.model
 
-        def moved(at: PyTree) -> PyTree:
-            return family.geometry.chart(params, at)
-
-        def latents(at: PyTree) -> Float[Array, "draw latent"]:
-            there = moved(at)
+        def latents(there: PyTree) -> Float[Array, "draw latent"]:
             return jax.vmap(lambda one: family.sample(there, one))(noise)
 
-        z, pull = jax.vjp(latents, at)
+        there, pull_chart = jax.vjp(lambda at: family.geometry.chart(params, at), at)
+        z, pull = jax.vjp(latents, there)
         values, slopes = jax.vmap(jax.value_and_grad(model.log_joint))(z)
         is_there = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=1)
         count = jnp.sum(is_there, dtype=values.dtype)
-        entropy, widening = jax.value_and_grad(lambda at: family.entropy(moved(at)))(at)
-        (grad,) = pull(jnp.where(is_there[:, None], slopes, 0.0))
-        grad = jax.tree.map(lambda leaf, wide: leaf + count * wide, grad, widening)
+        entropy, widening = jax.value_and_grad(family.entropy)(there)
+        (cotangent,) = pull(jnp.where(is_there[:, None], slopes, 0.0))
+        (grad,) = pull_chart(jax.tree.map(lambda leaf, wide: leaf + count * wide, cotangent, widening))
         return Sums(jnp.sum(values, where=is_there) + count * entropy, grad, count)
 
 

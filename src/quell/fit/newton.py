@@ -238,7 +238,7 @@ class Newton(eqx.Module):
         ways = now.here.noise, now.here.grad
         way = jax.tree.map(lambda noise, grad: jnp.where(measures, noise, jnp.where(evaluates, 0.0, grad)), *ways)
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
-        leaps = (now.phase == Phase.MOVE) & now.leaps.are_due
+        leaps = (now.phase == Phase.MOVE) & now.leaps.are_due if self._may_leap else jnp.asarray(False)
         radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
         most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
         residual = jnp.clip(jnp.sqrt(jnp.sqrt(inner(way, way))), SMALL_RESIDUAL, most)
@@ -267,7 +267,7 @@ class Newton(eqx.Module):
             def after_step() -> PyTree:
                 return geometry.chart(state.params, jax.tree.map(lambda leaf: share * leaf, solved.step))
 
-            if not geometry.knows_curvature:
+            if not self._may_leap:
                 return after_step()
             return jax.lax.cond(leaps, lambda: geometry.leap(state.params, now.here.grad, share), after_step)
 
