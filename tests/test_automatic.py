@@ -41,7 +41,7 @@ def plan_of(model, family, key=None, **options):
 
 @pytest.mark.usefixtures("on_draws")
 def test_the_choice_depends_on_neither_clock_nor_steps(monkeypatch):
-    """A fit with a clock that runs wild takes the same steps; its program may be compiled by then, and round otherwise."""
+    """A fit with a clock that runs wild takes the same steps, to rounding: its program may be compiled by then."""
     model, family, key = general(kinked=True), quell.FullRank(2), jax.random.key(0)
     once = quell.fit(model, family, steps=150, key=key)
     seconds = iter(1e3 * np.arange(100_000) ** 1.5)
