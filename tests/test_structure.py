@@ -558,7 +558,7 @@ def test_a_kink_that_no_rule_resolves_is_sampled(monkeypatch):
     assert model.addends.is_whole
     assert result.choice.base == "common draws"
     assert len(runs) == 3
-    np.testing.assert_allclose(result.seconds.total, sum(run.seconds.total for run in runs))
+    np.testing.assert_allclose(result.seconds.total, sum(run.seconds.total for run in runs), rtol=1e-2)
 
 
 def test_an_elbo_that_draws_contradict_is_told(monkeypatch):
