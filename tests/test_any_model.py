@@ -147,7 +147,7 @@ def test_a_linear_response_away_from_an_optimum_is_refused():
 def test_a_linear_response_of_a_fit_that_has_not_converged_warns():
     data = quell.paper.load("sonar")
     model = quell.logistic_regression(data.features, data.labels)
-    result = quell.fit(model, quell.MeanField(model.dim), steps=1, key=jax.random.key(0))
+    result = quell.fit(model, quell.MeanField(model.dim), steps=1, khat=False, key=jax.random.key(0))
     with pytest.warns(UserWarning, match="has not converged"):
         result.linear_response().covariance  # noqa: B018
     with pytest.warns(UserWarning, match="has not converged"):
@@ -166,6 +166,25 @@ def test_families_with_correlations_have_quantities_only(family, key):
 def test_events_are_no_quantities(mean_field):
     with pytest.raises(TypeError, match="smooth functions with real values, got bool"):
         mean_field.linear_response().of(lambda z: z > 0)
+
+
+def test_a_linear_response_that_no_gaussian_follows_warns():
+    """A funnel: the mean-field fit is at its optimum, and no covariance makes a Gaussian of the posterior."""
+    funnel = quell.from_log_density(
+        lambda z: -0.5 * (z[0] / 3) ** 2 - 4 * z[0] - 0.5 * jnp.sum((z[1:] / jnp.exp(z[0])) ** 2), 5
+    )
+    result = quell.fit(funnel, family=quell.MeanField, key=jax.random.key(0))
+    with pytest.warns(UserWarning, match=r"weights of the posterior (change them by up to \d+%|leave)"):
+        result.linear_response().std  # noqa: B018
+
+
+def test_quantities_that_jump_are_told_or_refused(mean_field):
+    response = mean_field.linear_response()
+    with pytest.warns(UserWarning, match="not known to be smooth"):
+        response.of(lambda z: z[0] + jnp.floor(z[1]))
+    with pytest.warns(UserWarning, match="not known"), pytest.raises(ValueError, match="one that varies and has none"):
+        response.of(lambda z: jnp.floor(z))
+    assert response.of(lambda z: jnp.ones(2)).std.tolist() == [0.0, 0.0], "a constant has no spread"
 
 
 def test_a_linear_response_of_too_much_is_refused(mean_field, monkeypatch):

@@ -2,7 +2,9 @@
 """The loop: reproducible, compiled once, honest about how it ended, and right on a conjugate model."""
 
 import contextlib
+import dataclasses
 import time
+import types
 import warnings
 
 import jax
@@ -17,7 +19,7 @@ from catalogue import ShiftedLogNormal
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
 from quell.core.compile_clock import COMPILE_CLOCK, CompileClock
-from quell.fit import driver, loop, routine, step
+from quell.fit import attempts, driver, loop, progress, step
 from quell.fit.progress import progress_bar, warn_if_long
 from quell.terms import AbstractTerm
 
@@ -102,7 +104,7 @@ def test_the_length_of_the_chunks_does_not_change_where_an_exact_fit_ends(rate, 
 
 def test_fits_that_are_interrupted_are_not_begun_again(key, monkeypatch):
     """As they would be with more nodes, where the expectations of a fit that has ended are inexact."""
-    monkeypatch.setattr(routine, "is_inexact", lambda plan, result: pytest.fail("an interrupted fit was judged"))
+    monkeypatch.setattr(attempts, "is_inexact", lambda plan, result: pytest.fail("an interrupted fit was judged"))
 
     def interrupt(progress):
         raise KeyboardInterrupt
@@ -477,3 +479,39 @@ def test_a_long_fit_says_what_it_takes_and_what_would_take_less():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_long(problem, state, 1000, 0.1)
+
+
+def test_a_fit_that_ends_by_itself_does_not_say_what_all_its_steps_would_take(key, monkeypatch):
+    monkeypatch.setattr(progress, "LONG_SECONDS", 0.0)
+    for name, value in (("_FIRST_CHUNK", 1), ("_CHUNK_SECONDS", 0.0), ("_LONG_SECONDS", 0.0)):
+        monkeypatch.setattr(driver, name, value)
+    with pytest.warns(UserWarning, match="more steps of"):
+        _fit(key, steps=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert quell.fit(LOGISTIC, quell.FullRank(2), key=key, khat=False).status is Status.CONVERGED
+
+
+@pytest.mark.parametrize(
+    ("newton", "sampled", "status", "told", "is_sampled"),
+    [
+        (-5.0, -3.0, Status.COMPLETED, Status.COMPLETED, True),
+        (-3.0, -5.0, Status.COMPLETED, Status.NOT_CONVERGED, False),
+        (np.nan, -5.0, Status.COMPLETED, Status.COMPLETED, True),
+        (-3.0, np.nan, Status.DIVERGED, Status.NOT_CONVERGED, False),
+        (-3.0, -5.0, Status.INTERRUPTED, Status.INTERRUPTED, False),
+        (-5.0, -3.0, Status.INTERRUPTED, Status.INTERRUPTED, True),
+    ],
+)
+def test_the_better_of_two_attempts_has_the_work_of_both(newton, sampled, status, told, is_sampled, key):
+    before = quell.fit(LOGISTIC, quell.FullRank(2), key=key, khat=False)
+
+    def ended(status, value):
+        result = dataclasses.replace(before, status=status)
+        result.__dict__["_fresh"] = types.SimpleNamespace(log_ratios=np.full(2, value))
+        return result
+
+    chosen = attempts.better_of(ended(Status.NOT_CONVERGED, newton), ended(status, sampled))
+    assert (chosen.status, chosen.num_gradients) == (told, 2 * before.num_gradients)
+    assert chosen.choice.reason.startswith("Newton steps on draws gave up.") is is_sampled
+    np.testing.assert_allclose(chosen.seconds.total, 2 * before.seconds.total)

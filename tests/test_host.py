@@ -239,6 +239,14 @@ def test_a_badly_scaled_triangle_is_solved_to_the_last_digits():
     np.testing.assert_allclose(HostProgram(closed)(a, b)[0][:, 0], exact, rtol=1e-14)
 
 
+def test_products_of_matrices_are_expected_to_be_cheap():
+    """By the multiplication: a library takes them, many at a time."""
+    a = np.ones((100, 100))
+    closed = [jax.make_jaxpr(one)(a) for one in (lambda a: a @ a, lambda a: a[:, :, None] * a)]
+    product, elements = (HostProgram(one).expected_work for one in closed)
+    assert product < 0.2 * elements
+
+
 def test_effects_are_kept():
     seen = []
     tiered_jit(lambda x: jax.debug.callback(seen.append, x))(jnp.asarray(2.0))

@@ -14,6 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 import quell
 from numpyro_models import CENTRED
+from quell.fit import attempts
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
 from quell.fit.gap import measure_gap
 from quell.fit.newton import Newton
@@ -293,14 +294,14 @@ def network(units=6):
 
 @pytest.mark.slow
 def test_where_newton_steps_fit_their_draws_sampled_gradients_take_over(monkeypatch):
-    plans, routine = [], importlib.import_module("quell.fit.routine")
-    run = routine.run_plan
+    plans = []
+    run = attempts.run_plan
 
     def runs(plan, bar):
         plans.append(run(plan, bar)[0])
         return plans[-1:]
 
-    monkeypatch.setattr(routine, "run_plan", runs)
+    monkeypatch.setattr(attempts, "run_plan", runs)
     model = network()
     result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0))
     newton, sampled = plans

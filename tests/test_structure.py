@@ -20,6 +20,7 @@ from quell.evaluation import expectation as expectations
 from quell.evaluation import node_sum
 from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL, Expectation, aligned
 from quell.families.gaussian import Gaussian
+from quell.fit import attempts
 from quell.fit.driver import run_plan
 from quell.fit.method import choose
 from quell.fit.options import FitOptions
@@ -549,9 +550,7 @@ def test_where_more_nodes_would_take_too_long_a_warning_tells_what_is_missed(mon
 def test_a_kink_that_no_rule_resolves_is_sampled(monkeypatch):
     """Nodes do not see a jump of the slope: twice as many say something else, and the fit samples instead."""
     runs = []
-    monkeypatch.setattr(
-        sys.modules["quell.fit.routine"], "run_plan", lambda *given: runs.append(run_plan(*given)[0]) or [runs[-1]]
-    )
+    monkeypatch.setattr(attempts, "run_plan", lambda *given: runs.append(run_plan(*given)[0]) or [runs[-1]])
     data = jnp.asarray(np.random.default_rng(0).normal(size=50))
     model = quell.Model(lambda z, x: -5.0 * jnp.abs(jnp.sin(x - z[0])), quell.NormalPrior(), data, 1)
     result = quell.fit(model, quell.FullRank(1), key=jax.random.key(0))

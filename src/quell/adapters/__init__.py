@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other libraries: NumPyro models in, losses for NumPyro's SVI out, results for ArviZ; imported when used."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from quell.adapters.log_density import LogDensityModel as LogDensityModel
@@ -21,11 +20,6 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'quell.adapters' has no attribute {name!r}")
     module = "svi" if name in ("SVI", "EnsembleELBO") else "model"
-    try:
-        return getattr(importlib.import_module(f"quell.adapters.numpyro.{module}"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "numpyro":
-            raise
-        raise ModuleNotFoundError(
-            f"`quell.adapters.{name}` needs NumPyro; try `pip install 'quell[numpyro]'`."
-        ) from error
+    from quell.fit.extras import numpyro_part  # which imports all of fit: not before it is needed
+
+    return getattr(numpyro_part(module, f"`quell.adapters.{name}`"), name)

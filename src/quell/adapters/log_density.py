@@ -84,8 +84,8 @@ def from_log_density(
 ) -> LogDensityModel:
     r"""A quell model from a log density \(\log p(x, z)\) of the latent alone, up to a constant.
 
-    Data are inside of the function, so that every gradient sees all of them; `quell.Model` takes data that may be
-    subsampled.
+    Data are inside of the function, so that every gradient sees all of them, and their number is not known: rules that
+    go by it count one. `quell.Model` takes data that may be subsampled.
 
     Args:
         log_density: of a latent, a scalar.

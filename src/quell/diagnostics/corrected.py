@@ -46,11 +46,31 @@ def corrected_latents(
             f"Corrected draws need a k-hat of at most {khat.threshold:.2f}, got {khat.value:.2f}: {khat.advice} "
             "`result.nuts(key)` draws from the posterior itself."
         )
-    sample = score_sample(sample_key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
-    weights = np.exp(psis(sample.log_ratios, resolution=sample.resolution).log_weights)
+    latents, weights = _weighted(sample_key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
     if not np.all(np.isfinite(weights)):
         raise ValueError("The log density is not finite at some draws; see `quell.check_model(model)`.")
     order = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,))))
     heights = np.cumsum(weights)
     levels = (np.arange(num) + order.random()) / num * heights[-1]
-    return np.asarray(sample.latents)[order.permutation(np.searchsorted(heights, levels))]
+    return latents[order.permutation(np.searchsorted(heights, levels))]
+
+
+def weighted_std(key: Key[Array, ""], problem: Problem, params: PyTree) -> tuple[Float[np.ndarray, "latent"], float]:
+    """Standard deviations of the posterior by weighted draws of the fit, and how many draws the weights leave.
+
+    Args:
+        key: for the draws.
+        problem: model and family.
+        params: of the family.
+    """
+    latents, weights = _weighted(key, problem, params, sample_size(problem))
+    weights = weights / weights.sum()
+    return np.sqrt(weights @ (latents - weights @ latents) ** 2), float(1 / np.sum(weights**2))
+
+
+def _weighted(
+    key: Key[Array, ""], problem: Problem, params: PyTree, num: int
+) -> tuple[Float[np.ndarray, "sample latent"], Float[np.ndarray, "sample"]]:
+    """Draws of the fit and their smoothed weights, which are not normalised."""
+    sample = score_sample(key, problem, params, num)
+    return np.asarray(sample.latents), np.exp(psis(sample.log_ratios, resolution=sample.resolution).log_weights)

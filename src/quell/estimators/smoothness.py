@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
-from jaxtyping import Array
 
 from quell.core.program import inner_programs, live_equations
 from quell.data.access import first_rows
@@ -55,12 +54,12 @@ def has_no_kinks(problem: Problem) -> bool:
     return is_smooth(lambda z: model.log_likelihood(z, rows), latent) and is_smooth(model.prior.log_prob, latent)
 
 
-def is_smooth(function: Callable[[Array], Any], argument: Any) -> bool:
+def is_smooth(function: Callable[[Any], Any], argument: Any) -> bool:
     """Whether no operation that depends on the argument may jump.
 
     Args:
-        function: of one array.
-        argument: its shape, or a value of that shape.
+        function: of an array or a tree of them.
+        argument: its shapes, or values of them.
     """
     jaxpr = jax.make_jaxpr(function)(argument).jaxpr
     return _passes(jaxpr, [Seen(depends=True)] * len(jaxpr.invars)) is not None

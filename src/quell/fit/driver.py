@@ -89,6 +89,7 @@ class FitLoop:
         """Check whether some of the fits have converged before."""
         self.snapshot = snapshot
         self.ended: dict[int, Status] = {}
+        self.has_run = False
         self.least_gain: dict[int, float] = {}
         self.spent, self.began, self.compiled = snapshot.seconds, time.perf_counter(), COMPILE_CLOCK.seconds
         self._check_convergence()
@@ -125,10 +126,10 @@ class FitLoop:
             length, start, before = agree(length), time.perf_counter(), self.step
             ends = before.copy()
             ends[running] = self._ends_of_chunk(before[running], length)
-            step, end = int(before[running].max()), int(ends[running].max())
+            step, end, is_first = int(before[running].max()), int(ends[running].max()), not self.has_run
             self._run_chunk(ends)
             seconds = max(time.perf_counter() - start, 1e-6)
-            if before.any() and not is_told and not plan.knows_gap:  # the first chunk had to be compiled
+            if not (is_first or is_told or plan.knows_gap):  # the first chunk had to be compiled
                 left, is_told = plan.options.steps - end, True
                 warn_if_long(problem, self.snapshot.state, left, seconds / (end - step))
             least = 1 if are_long or seconds > _LONG_SECONDS else 2 * _FIRST_CHUNK
@@ -217,9 +218,9 @@ class FitLoop:
         if not before.any():
             state = eqx.tree_at(lambda s: s.algorithm.params, state, plan.first_params(plan.key, state.params))
         run = loop.run_rounds if isinstance(plan.algorithm, Newton) else loop.run_chunk
-        with contextlib.nullcontext() if before.any() else COMPILE_CLOCK.compiling():
+        with contextlib.nullcontext() if self.has_run else COMPILE_CLOCK.compiling():
             state, infos = run(plan.algorithm, plan.policy, plan.key, state, ends, plan.fit_mesh)
-        infos = jax.device_get(infos)
+        infos, self.has_run = jax.device_get(infos), True
         after = []
         for number, count in enumerate((np.atleast_1d(jax.device_get(state.step)) - before).tolist()):
             rows = (slice(count), number)[: 1 + plan.key.ndim]

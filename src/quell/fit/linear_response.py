@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.tiers import tiered_jit
 from quell.data.access import on_disk
+from quell.estimators.smoothness import is_smooth
 from quell.evaluation import Problem, has_exact_elbo
 from quell.families import Capability, FullRank, LocationScale, MeanField
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo
@@ -41,6 +42,10 @@ RESIDUAL = 1e-3
 
 QUANTITY_DRAWS = 4096
 """That the expectation of a quantity is taken over."""
+
+MOST_MISSED, FEWEST_EFFECTIVE = 0.15, 100
+"""In logarithms of standard deviations, before which they are trusted, and effective draws that can tell: five times
+the noise of that number of them."""
 
 FAR = 0.1
 """Nats to the optimum beyond which the covariance at the fit is not that at the optimum."""
@@ -97,7 +102,18 @@ class LinearResponse:
 
     @functools.cached_property
     def covariance(self) -> Float[Array, "latent latent"]:
-        """Of the flat latent, in the model's own (unconstrained) coordinates; for mean field."""
+        """Of the flat latent, in the model's own (unconstrained) coordinates; for mean field.
+
+        It warns where draws with this covariance, weighted by the posterior, have other standard deviations; not where
+        the fit takes no such draws (`khat=False`).
+        """
+        self._warn_if_far()
+        self._warn_if_wrong()
+        return self.solved
+
+    @functools.cached_property
+    def solved(self) -> Float[Array, "latent latent"]:
+        """The covariance, without a word on whether it can be trusted."""
         problem = self.result.problem
         if not isinstance(problem.family, MeanField):
             raise ValueError(
@@ -109,7 +125,6 @@ class LinearResponse:
                 f"`covariance` needs a family of at most {MOST_DENSE:,} parameters, got {problem.family.num_params:,}; "
                 "choose quantities: `result.linear_response().of(lambda latent: ...)`."
             )
-        self._warn_if_far()
         found = _covariance(self._objective, self.result.params)
         if not bool(jnp.all(jnp.isfinite(found))):
             raise ValueError(_NO_TOP)
@@ -126,6 +141,25 @@ class LinearResponse:
             stacklevel=3,
         )
 
+    def _warn_if_wrong(self) -> None:
+        """Hold the standard deviations against those of weighted draws, which are right where the weights are even."""
+        if not self.result.has_khat:
+            return
+        from quell.diagnostics.corrected import weighted_std
+
+        weighted, effective = weighted_std(jax.random.key(0), self._full_rank.problem, self._full_rank.params)
+        missed = np.max(np.abs(np.log(weighted / np.sqrt(np.diagonal(self.solved)))))
+        if missed < MOST_MISSED and effective > FEWEST_EFFECTIVE:
+            return
+        told = f"weights of the posterior change them by up to {100 * np.expm1(missed):.0f}%"
+        if not effective > FEWEST_EFFECTIVE:
+            told = f"weights of the posterior leave {effective:.0f} draws, too few to tell"
+        warnings.warn(
+            f"Standard deviations of `linear_response` may be wrong: {told}. `result.nuts(key)` draws from the "
+            "posterior itself.",
+            stacklevel=4,
+        )
+
     @property
     def std(self) -> Any:
         """Standard deviation of each coordinate, in the model's own (unconstrained) coordinates."""
@@ -138,7 +172,7 @@ class LinearResponse:
         family = FullRank(model.dim)
         params = LocationScale(
             self.result.problem.family.mean(self.result.params),
-            _parameters_of(np.linalg.cholesky(np.asarray(self.covariance)), log_scale=family.log_scale),
+            _parameters_of(np.linalg.cholesky(np.asarray(self.solved)), log_scale=family.log_scale),
         )
         problem = Problem(model, family)
         gradient = Gradient(problem, base=default_base(problem))
@@ -154,13 +188,19 @@ class LinearResponse:
             num_gradients=0,
         )
 
+    @property
+    def _checked(self) -> "FitResult":
+        """The same, after the warnings of `covariance`."""
+        self.covariance  # noqa: B018
+        return self._full_rank
+
     def sample(self, key: Key[Array, ""], num: int) -> Any:
         """Draw latents with this covariance, on the scale their user reads, with a leading axis."""
-        return self._full_rank.sample(key, num)
+        return self._checked.sample(key, num)
 
     def summary(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Summary":
         """As that of the result, with this covariance."""
-        return self._full_rank.summary(key, num)
+        return self._checked.summary(key, num)
 
     def khat(self, key: Key[Array, ""] | None = None, num: int | None = None) -> "Khat":
         """How far the Gaussian with this covariance can be trusted."""
@@ -168,7 +208,7 @@ class LinearResponse:
 
     def to_arviz(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Any:
         """As that of the result, with draws of this covariance."""
-        return self._full_rank.to_arviz(key, num)
+        return self._checked.to_arviz(key, num)
 
     def of(self, quantities: Callable[[Any], Any], key: Key[Array, ""] | None = None) -> Response:
         """Mean and standard deviation of functions of the latent, however many coordinates that has.
@@ -190,14 +230,25 @@ class LinearResponse:
                 "of an event is a mean over `result.sample(key, num)`."
             )
         self._warn_if_far()
+        if not is_smooth(quantities, jax.eval_shape(problem.model.constrain, problem.family.mean(params))):
+            warnings.warn(
+                "`quantities` are not known to be smooth: where they jump, these standard deviations are too small. "
+                "Take those of `result.linear_response().sample(key, num)`.",
+                stacklevel=2,
+            )
         flat, unflatten = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes))
         if flat.size > MOST_QUANTITIES:
             raise ValueError(
                 f"`quantities` must be at most {MOST_QUANTITIES:,} numbers, got {flat.size:,}; choose some of them."
             )
-        mean, variance, are_inside, are_solved = _responses(self._objective, params, quantities, noise)
+        mean, spread, variance, are_inside, are_solved = _responses(self._objective, params, quantities, noise)
         if not bool(jnp.all(are_inside)):
             raise ValueError(_NO_TOP)
+        if bool(jnp.any((variance == 0) & (spread > 0))):
+            raise ValueError(
+                "`quantities` must have slopes, got one that varies and has none, as of a step or of rounding; take "
+                "its standard deviation over `result.linear_response().sample(key, num)`."
+            )
         if not bool(jnp.all(are_solved)):
             raise ValueError(
                 f"Conjugate gradients did not end within {MOST_PRODUCTS} products; call "
@@ -240,20 +291,21 @@ def _responses(
     params: PyTree,
     quantities: Callable[[Any], Any],
     noise: Float[Array, "draw noise"],
-) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"], Array, Array]:
+) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"], Float[Array, "quantity"], Array, Array]:
+    """Mean, range over the draws, variance, whether that is finite, and whether it was solved for, of each."""
     family, model = objective.problem.family, objective.problem.model
     product = objective.product(params, _draws(objective))
 
-    def expected(at: PyTree) -> Float[Array, "quantity"]:
+    def expected(at: PyTree) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"]]:
         there = family.geometry.chart(params, at)
         values = jax.vmap(lambda one: ravel_pytree(quantities(model.constrain(family.sample(there, one))))[0])(noise)
-        return jnp.mean(values, axis=0)
+        return jnp.mean(values, axis=0), jnp.max(values, axis=0) - jnp.min(values, axis=0)
 
-    mean, pull = jax.vjp(expected, family.geometry.origin(params))
+    mean, pull, spread = jax.vjp(expected, family.geometry.origin(params), has_aux=True)
 
     def variance(row: Float[Array, "quantity"]) -> tuple[Float[Array, ""], Array, Array]:
         (slope,) = pull(row)
         step = trust_step(slope, product, jnp.asarray(jnp.inf, mean.dtype), jnp.asarray(RESIDUAL, mean.dtype))
         return step.slope, step.is_inside, step.is_solved
 
-    return mean, *jax.lax.map(variance, jnp.eye(mean.size, dtype=mean.dtype))
+    return mean, spread, *jax.lax.map(variance, jnp.eye(mean.size, dtype=mean.dtype))

@@ -16,6 +16,7 @@ from quell.fit.algorithm import AlgorithmState
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
 from quell.fit.leaps import LEAP_TRIALS, Leaps
 from quell.fit.line_search import MOST_TRIALS, line_search
+from quell.fit.overfitting import fits_its_draws, is_dear
 from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, wider
 from quell.fit.trust_region import TrustStep, inner, trust_step
 from quell.gradient import Gradient, GradientInfo
@@ -51,14 +52,6 @@ FEW = 4.0
 
 FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
-
-
-MANY_PRODUCTS = 10
-"""After a step of so many, other draws tell whether it was worth them."""
-
-HOPELESS_GAIN, HOPELESS_NOISE = 0.05, 10.0
-"""Rounds are hopeless where a step gains less than this share of what its draws promise too much, and where the most
-draws that an evaluation may take would leave so many times the tolerance of that."""
 
 
 class Phase(enum.IntEnum):
@@ -306,11 +299,11 @@ class Newton(eqx.Module):
         is_near = is_stuck & is_model_top & (gained < self.tolerance)
         is_at_top |= (is_hidden & is_model_top) | is_near
         is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
-        is_over = is_at_top | is_spent | is_small
+        is_over, is_lonely = is_at_top | is_spent | is_small, is_spent & ~now.starts.are_open  # no start is left
         too_much = now.here.value - found.there.value  # that these draws promise, where others are evaluated
-        share = HOPELESS_NOISE * self.tolerance * self.objective.most_blocks / draws.blocks
-        is_hopeless = validates & (now.gained < HOPELESS_GAIN * too_much) & (0.5 * too_much > share)
-        is_doubtful = self.gives_up & moves & ~leaps & (solved.products >= MANY_PRODUCTS) & ~jnp.isfinite(noise)
+        fewest = draws.blocks / self.objective.most_blocks  # of what is too much is left on the most draws
+        is_hopeless = validates & fits_its_draws(too_much, now.gained, fewest, self.tolerance)
+        is_doubtful = self.gives_up & moves & ~leaps & is_dear(solved.products) & ~jnp.isfinite(noise)
         onward = jnp.where(is_doubtful, Phase.VALIDATE, Phase.MOVE)
         phase = jnp.where(begins & ~first, Phase.JUDGE, jnp.where(is_over, self._after_round, onward))
         after = NewtonState(
@@ -328,11 +321,7 @@ class Newton(eqx.Module):
             gap=jnp.where(moves & ~has_converged, jnp.inf, gap),
             gap_error=error,
             has_converged=has_converged,
-            has_given_up=(is_lost & ~first)
-            | (is_stuck & ~is_near)
-            | is_too_noisy
-            | (is_spent & ~now.starts.are_open)
-            | is_hopeless,
+            has_given_up=(is_lost & ~first) | (is_stuck & ~is_near) | is_too_noisy | is_hopeless | is_lonely,
             starts=now.starts._replace(lost=now.starts.lost + (is_lost & first)),
             num_gradients=now.num_gradients + self.objective.cost(draws, found.trials, solved.products),
         )

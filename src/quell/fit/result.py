@@ -207,8 +207,9 @@ class FitResult(eqx.Module):
     ) -> Any:
         """Draw from the posterior itself with NumPyro's NUTS, which starts from draws of the fit with its covariance.
 
-        The mass matrix is that of the fit, by linear response for a mean-field family, and diagonal beyond 1,000
-        coordinates. It is not adapted: the warm-up, which finds a step size, is short.
+        The inverse mass matrix is the covariance of the fit, by linear response for a mean-field family. It is not
+        adapted, and the warm-up, which finds a step size, is short. Beyond 1,000 coordinates, and where there is no
+        linear response, it is diagonal and adapted: give a longer warm-up.
 
         Args:
             key: of the chains.

@@ -2,34 +2,24 @@
 """`quell.fit` and `quell.fit_many`: a model and a family in, fitted posteriors out."""
 
 import dataclasses
-import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Key
 
 from quell.core.checks import check_count, check_key
-from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL
 from quell.families import AbstractFamily
-from quell.fit.driver import run_plan
+from quell.fit.attempts import Task, results_of
 from quell.fit.extras import numpyro_part
 from quell.fit.family_choice import FamilyLike, choose_family
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
-from quell.fit.plan import FitPlan
-from quell.fit.progress import ProgressBar, progress_bar
+from quell.fit.progress import progress_bar
 from quell.fit.result import FitResult
 from quell.fit.status import DivergenceError, Status
 from quell.models import AbstractModel
-
-ERROR_SHARE, ROUNDING = 0.1, 4.0
-"""Of the tolerance, and besides of units of rounding of the ELBO, that the nodes of exact expectations may miss."""
-
-WORTH_SAMPLING = 1.0
-"""Nats to the optimum that make sampled gradients worth a try, whose noise hides smaller ones."""
 
 
 @shows_options(FitKeywords)
@@ -107,14 +97,6 @@ def fit_many(
     return tuple(_fit(model, args, family, jax.random.split(key, num_fits), options))
 
 
-def is_inexact(plan: FitPlan, result: FitResult) -> bool:
-    """Whether more nodes would have led a fit of exact expectations elsewhere."""
-    if result.problem.expectation is None:
-        return False
-    rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
-    return not abs(result.quadrature_error) < ERROR_SHARE * plan.options.tolerance + rounding
-
-
 def _read(
     model: AbstractModel | Callable[..., Any], args: tuple[Any, ...], family: FamilyLike
 ) -> tuple[AbstractModel, FamilyLike]:
@@ -140,79 +122,6 @@ def _told(result: FitResult, reason: str | None, reading: float) -> FitResult:
     return dataclasses.replace(result, seconds=seconds, choice=choice)
 
 
-class Task(NamedTuple):
-    """What is to be fitted, and how."""
-
-    options: FitOptions
-    model: AbstractModel
-    family: AbstractFamily
-    key: Key[Array, "*fit"]
-
-    def plan(self, level: int | None = 0, *, may_take_newton: bool = True) -> FitPlan:
-        """The plan of an attempt; see `FitPlan.of`."""
-        return FitPlan.of(*self, level, may_take_newton=may_take_newton)
-
-
-def _results(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
-    """Run the fits, and others where they were not enough.
-
-    Exact expectations that need more nodes get them, and draws where more do not help. Where Newton steps on draws have
-    given up, sampled gradients may do better: the better of both is returned.
-    """
-    results, steps = run_plan(plan, bar), task.options.steps
-    has_checkpoint = task.options.checkpoint is not None  # which has no place for a second fit
-    if has_checkpoint or any(result.status is Status.INTERRUPTED for result in results):
-        return results
-    if plan.choice is not None and plan.choice.base == "common draws":
-        if not any(_is_far(result, steps) for result in results):
-            return results
-        others = zip(results, run_plan(task.plan(may_take_newton=False), bar), strict=True)
-        return [_better(one, other) if _is_far(one, steps) else one for one, other in others]
-    if any(result.status is Status.STOPPED or result.history.num_steps >= steps for result in results):
-        return results
-    expectation = results[0].problem.expectation
-    if expectation is None or not any(is_inexact(plan, one) for one in results):
-        return results
-    goes_on = expectation.level < USUAL_LEVEL and task.key.ndim == 0  # from where the fewest nodes led
-    if goes_on:
-        task = task._replace(options=dataclasses.replace(task.options, params=results[0].params))
-    following = task.plan(expectation.level + 1 if expectation.level < MOST_LEVEL else None)
-    if following.is_sampled:
-        return results  # what they miss is known, and told; the noise of sampled gradients would not be
-    pairs = zip(results, _results(task, following, bar), strict=True)
-    return [
-        dataclasses.replace(
-            _after(before, after), starts_differ=after.starts_differ or (goes_on and before.starts_differ)
-        )
-        for before, after in pairs
-    ]
-
-
-def _is_far(newton: FitResult, steps: int) -> bool:
-    """Whether Newton steps have ended by themselves, so far from an optimum that sampled gradients may do better."""
-    gap = newton.measured_gap
-    has_given_up = newton.status is Status.NOT_CONVERGED and newton.history.num_steps < steps
-    return has_given_up and (gap is None or not gap.value + gap.standard_error < WORTH_SAMPLING)
-
-
-def _better(newton: FitResult, sampled: FitResult) -> FitResult:
-    """Of two fits that with the higher ELBO; its work is that of both, and it tells that there were two."""
-    value, other = newton.sampled_elbo.value, sampled.sampled_elbo.value
-    if sampled.status is Status.DIVERGED or not (other > value or (math.isnan(value) and math.isfinite(other))):
-        is_ended = sampled.status in (Status.INTERRUPTED, Status.STOPPED)
-        return dataclasses.replace(_after(sampled, newton), status=sampled.status if is_ended else newton.status)
-    assert sampled.choice is not None, "variates were chosen"
-    choice = dataclasses.replace(sampled.choice, reason=f"Newton steps on draws gave up. {sampled.choice.reason}")
-    return dataclasses.replace(_after(newton, sampled), choice=choice, starts_differ=newton.starts_differ)
-
-
-def _after(before: FitResult, after: FitResult) -> FitResult:
-    """The later of two fits, with the work of both."""
-    return dataclasses.replace(
-        after, seconds=before.seconds + after.seconds, num_gradients=before.num_gradients + after.num_gradients
-    )
-
-
 def _fit(
     model: AbstractModel | Callable[..., Any],
     args: tuple[Any, ...],
@@ -235,7 +144,7 @@ def _fit(
         model, family = _read(model, args, family)
         chosen, reading = choose_family(family, model.dim), time.perf_counter() - began
         task = Task(options, model, chosen.family, key)
-        results = [_told(one, chosen.reason, reading) for one in _results(task, task.plan(), bar)]
+        results = [_told(one, chosen.reason, reading) for one in results_of(task, task.plan(), bar)]
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"

@@ -68,6 +68,6 @@ def mass_matrix(result: FitResult) -> tuple[Float[np.ndarray, "latent *latent"],
         identity = jnp.eye(family.dim, dtype=jax.tree.leaves(params)[0].dtype)
         return np.asarray(family.covariance_product(params, identity)), True
     try:
-        return np.asarray(result.linear_response().covariance), True
+        return np.asarray(result.linear_response().solved), True
     except ValueError:  # it is not at an optimum, or some draws cannot see all data
         return np.asarray(family.variance(params)), False

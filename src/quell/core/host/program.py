@@ -330,15 +330,12 @@ def _returns_list(equation: Any) -> bool:
 def _products(equation: Any) -> int:
     """Multiplications of a product of arrays or of a factorisation; those of other equations are of elements."""
     name = equation.primitive.name
-    if name not in CUBES and name != "dot_general":
+    if name in CUBES:  # the last operand of a solve is its right-hand side
+        return CUBES[name] * math.prod(equation.invars[-1].aval.shape) * equation.invars[0].aval.shape[-1]
+    if name != "dot_general":
         return 0
-    left: tuple[int, ...] = equation.invars[0].aval.shape
-    if name in CUBES:
-        return (
-            CUBES[name] * math.prod(equation.invars[-1].aval.shape) * left[-1]
-        )  # that is the right-hand side of a solve
     ((summed, _), _) = equation.params["dimension_numbers"]
-    return math.prod(equation.outvars[0].aval.shape) * math.prod(left[d] for d in summed)
+    return math.prod(equation.outvars[0].aval.shape) * math.prod(equation.invars[0].aval.shape[d] for d in summed)
 
 
 def _is_key(aval: Any) -> bool:
