@@ -82,7 +82,8 @@ class FitRunner(AbstractRunner):
         loop = state.loop
         if int(loop.step) == 0:
             params = plan.first_params(state.key, loop.params)
-            loop = eqx.tree_at(lambda s: s.algorithm.params, loop, params)
+            if params is not loop.params:
+                loop = eqx.tree_at(lambda s: s.algorithm.params, loop, params)
         state = state._replace(loop=program(loop, state.key, np.int32(until - state.before)))
         if state.attempt + 1 == len(self._made) or not bool(state.loop.algorithm.optimizer.has_given_up):
             return state

@@ -17,8 +17,13 @@ from quell.core.host import HostProgram
 from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
-COMPILE_MICROSECONDS = 700.0
-"""That the compiler takes for an equation, at the effort of `quick_jit`."""
+WORTH_MICROSECONDS = 1100.0
+"""Of work by NumPy, for each equation that need not be compiled, which takes about twice that. Where they are spent,
+the program is compiled after all."""
+
+EXPECTED_SHARE = 0.3
+"""Of them, beyond which a program with loops of unknown length is not begun: fits take several times the work that is
+expected of one run."""
 
 MOST_PROGRAMS = 256
 """That are kept, those of the latest calls."""
@@ -90,7 +95,7 @@ class TieredProgram:
         shapes = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in kinds]
         self.closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*shapes)
         self.tree, self.rest = jax.tree.structure(shape), kept[-1]
-        self.most_work = COMPILE_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
+        self.most_work = WORTH_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
         try:
             self.host = HostProgram(self.closed, self.most_work)
         except Exception:  # what NumPy cannot do, or not with these constants, the compiler can
@@ -105,8 +110,10 @@ class TieredProgram:
 
     def _on_host(self, leaves: list[Any]) -> list[Any] | None:
         """The results by NumPy; `None` where the compiler is the shorter way, from now on."""
-        if self.host is None or self.host.work + self.host.expected_work > self.most_work:
-            self.host = None
+        if self.host is not None and self.host.work == 0:
+            share = EXPECTED_SHARE if self.host.has_open_loops else 1.0
+            self.host = self.host if self.host.expected_work <= share * self.most_work else None
+        if self.host is None:
             return None
         try:
             return jax.device_put(self.host(*leaves))

@@ -35,6 +35,11 @@ away, and near enough to return. The second moves predictors by 0.14 in root mea
 datum's curvature: over moves below one a log-likelihood is near its quadratic. The third moves each coordinate by half
 its scale."""
 
+ANNEALED_RATE, ANNEALED_SCALE_RATE = 0.3, 0.5
+"""Of natural-gradient steps where Newton steps gave up, as on networks: the rate falls from the first one over the fit,
+however noisy its gradients are, so that it goes on moving among the many optima; the scale, whose gradient has more
+noise, moves by the second times that."""
+
 WARM_UP_STEPS = 10
 """First steps of a fit that chooses its variates, which learn weights and do not move."""
 
@@ -71,16 +76,21 @@ def default_rule(problem: Problem, *, natural: bool, is_auto: bool) -> Rule:
     return Rule(v0=PRIOR_STRENGTH / problem.model.num_data) if is_auto else Rule()
 
 
-def default_optimizer(problem: Problem, steps: int, *, exact: bool = False) -> optax.GradientTransformation:
+def default_optimizer(
+    problem: Problem, steps: int, *, exact: bool = False, anneals: bool = False
+) -> optax.GradientTransformation:
     """Natural-gradient steps for a Gaussian family, Adam for others.
 
     Args:
         problem: model and family.
         steps: of the fit; the rate of Adam falls over those that move.
         exact: whether the gradient has no noise, so that steps may be longer.
+        anneals: whether the rate of natural-gradient steps falls too.
     """
     if not has_natural_gradient(problem.family):
         return _adam(moving_steps(steps))
+    if anneals:
+        return natural_gradient(problem, _falling(ANNEALED_RATE, moving_steps(steps)), scale_rate=ANNEALED_SCALE_RATE)
     if not exact:
         return natural_gradient(problem)
     by_size = EXACT_KL_PER_DATUM * problem.model.num_data, EXACT_KL_PER_COORDINATE * problem.model.dim
@@ -108,4 +118,9 @@ def warm_up_until(choice: Choice | None, steps: int) -> int:
 @functools.cache
 def _adam(steps: int) -> optax.GradientTransformation:
     """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(optax.cosine_decay_schedule(0.05, steps))
+    return optax.adam(_falling(0.05, steps))
+
+
+@functools.cache
+def _falling(rate: float, steps: int) -> optax.Schedule:
+    return optax.cosine_decay_schedule(rate, steps)

@@ -77,11 +77,12 @@ def choose(
     rows = warm_start_rows(problem, num_fits=key.size) if may_start else None
     begins = "" if rows is None else f" It begins with a warm start on {rows} random data."
 
+    gave_up = not may_take_newton
+
     def method(gradient: Gradient, choice: Choice | None, rows: int | None = None) -> Method:
         exact = choice is not None and choice.exact
-        return Method(
-            Algorithm(gradient, given or default_optimizer(problem, options.steps, exact=exact)), choice, rows
-        )
+        optimizer = given or default_optimizer(problem, options.steps, exact=exact, anneals=gave_up and not exact)
+        return Method(Algorithm(gradient, optimizer), choice, rows)
 
     def starts(known: Problem) -> int:
         return MOST_STARTS if options.params is None and not has_one_optimum(known) else 1

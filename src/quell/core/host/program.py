@@ -35,9 +35,15 @@ LARGEST_FOLDED = 2**16
 EXPECTED_TURNS = 4
 """Of a loop that ends by itself."""
 
-MICROSECONDS, NANOSECONDS_EACH, NANOSECONDS_PER_PRODUCT = 1.5, 3.0, 0.2
+MICROSECONDS, NANOSECONDS_EACH, NANOSECONDS_PER_PRODUCT = 2.5, 2.0, 0.2
 """That a NumPy call takes, and in it each element, and each multiplication where BLAS or LAPACK does them; on a common
 processor, to compare work."""
+
+SLOW_CALLS = {
+    **{"dot_general": 10.0, "gather": 40.0, "scatter-add": 50.0, "cholesky": 100.0, "triangular_solve": 100.0},
+    **{"eigh": 100.0, "qr": 100.0, "householder_product": 100.0, "random_bits": 200.0, "random_fold_in": 80.0},
+}
+"""Microseconds of calls that are more than one of NumPy."""
 
 CUBES = {"cholesky": 1, "triangular_solve": 1, "qr": 4, "householder_product": 4, "eigh": 10}
 """Multiplications of a factorisation, as a multiple of the cube of its size."""
@@ -61,6 +67,7 @@ class HostProgram:
     Attributes:
         work: about the microseconds of all runs so far, by number and size of the operations, not by the clock.
         expected_work: of one run, with `EXPECTED_TURNS` of each loop whose number of turns is not known.
+        has_open_loops: whether there are such loops.
 
     Raises:
         Unsupported: where an equation has no rule.
@@ -68,7 +75,7 @@ class HostProgram:
 
     def __init__(self, closed: ClosedJaxpr, most_work: float = math.inf) -> None:
         """Translate the program."""
-        self.work, self.most_work = 0.0, most_work
+        self.work, self.most_work, self.has_open_loops = 0.0, most_work, False
         if closed.effects:
             raise Unsupported("effects")
         if any(isinstance(const, Tracer) for const in closed.consts):
@@ -211,7 +218,8 @@ class Block:
                 for slot, value in zip(results, found if _returns_list(equation) else [found], strict=True):
                     self.values[slot] = value
                 return
-            work = MICROSECONDS + 1e-3 * (NANOSECONDS_EACH * size + NANOSECONDS_PER_PRODUCT * _products(equation))
+            nanoseconds = NANOSECONDS_EACH * size + NANOSECONDS_PER_PRODUCT * _products(equation)
+            work = SLOW_CALLS.get(name, MICROSECONDS) + 1e-3 * nanoseconds
             if all(v is not None or slot in self.invariant for slot, v in zip(operands, known, strict=True)):
                 self.invariant.update(results)
                 self.once.append(_call(equation, function, operands, results))
@@ -244,6 +252,7 @@ Loop = tuple[Callable[..., list[Any]], float]
 def _while(owner: HostProgram, equation: Any, known: list[Any]) -> Loop:
     params = equation.params
     tests, bodies = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    owner.has_open_loops = True
     test = _block(owner, params["cond_jaxpr"], known[:tests])
     body = _block(owner, params["body_jaxpr"], known[tests:bodies])
     of_test, of_body = _unknown(known, 0, tests), _unknown(known, tests, bodies)
