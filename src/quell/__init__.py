@@ -106,7 +106,9 @@ __version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:
-    """Import NumPyro's adapter when it is first used."""
+    """Import an adapter when it is first used."""
     if name == "from_numpyro":
         return adapters.from_numpyro
+    if name == "from_pymc":
+        return adapters.from_pymc
     raise AttributeError(f"module 'quell' has no attribute {name!r}")

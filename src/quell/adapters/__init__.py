@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries: NumPyro models in, losses for NumPyro's SVI out, results for ArviZ; imported when used."""
+"""Other libraries: NumPyro and PyMC models in, losses for NumPyro's SVI out, results for ArviZ; imported when used."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,31 @@ if TYPE_CHECKING:
     from quell.adapters.numpyro.model import from_numpyro as from_numpyro
     from quell.adapters.numpyro.svi import SVI as SVI
     from quell.adapters.numpyro.svi import EnsembleELBO as EnsembleELBO
+    from quell.adapters.pymc import PyMCModel as PyMCModel
+    from quell.adapters.pymc import from_pymc as from_pymc
 
-__all__ = ["SVI", "EnsembleELBO", "LogDensityModel", "NumPyroModel", "from_log_density", "from_numpyro"]
+_MODULES = {
+    **{name: "numpyro.model" for name in ("NumPyroModel", "from_numpyro")},
+    **{name: "numpyro.svi" for name in ("SVI", "EnsembleELBO")},
+    **{name: "pymc" for name in ("PyMCModel", "from_pymc")},
+}
+
+__all__ = [
+    "SVI",
+    "EnsembleELBO",
+    "LogDensityModel",
+    "NumPyroModel",
+    "PyMCModel",
+    "from_log_density",
+    "from_numpyro",
+    "from_pymc",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name from its module, and NumPyro with it."""
-    if name not in __all__:
+    """Import a name from its module, and the library with it."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'quell.adapters' has no attribute {name!r}")
-    module = "svi" if name in ("SVI", "EnsembleELBO") else "model"
-    from quell.fit.extras import numpyro_part  # which imports all of fit: not before it is needed
+    from quell.fit.extras import adapter  # which imports all of fit: not before it is needed
 
-    return getattr(numpyro_part(module, f"`quell.adapters.{name}`"), name)
+    return getattr(adapter(_MODULES[name], f"`quell.adapters.{name}`"), name)

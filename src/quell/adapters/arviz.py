@@ -42,7 +42,7 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
         "seconds": result.seconds.total,
     }
     groups = {
-        "posterior": xarray.Dataset(_posterior(model, latents), {"chain": np.arange(1), "draw": np.arange(num)}),
+        "posterior": _posterior(model, latents),
         "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
         "fit": _fit(result.history, result.gradient),
     }
@@ -54,15 +54,19 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
     return arviz.InferenceData(**groups)
 
 
-def _posterior(model: AbstractModel, latents: Float[Array, "sample latent"]) -> dict[str, Any]:
+def _posterior(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Any:
     """Constrained values by name; a slash, which means a group in a file, is replaced."""
+    import xarray
+
     leaves = named_leaves(jax.vmap(model.constrain)(latents))
     plain = [name.replace("/", ".") for name in leaves]
     names = plain if len(set(plain)) == len(plain) else [name.replace("/", "__") for name in leaves]
-    return {
-        name: _one_chain(np.asarray(leaf), *(f"{name}_dim_{axis}" for axis in range(leaf.ndim - 1)))
-        for name, leaf in zip(names, leaves.values(), strict=True)
-    }
+    variables, coords = {}, {"chain": np.arange(1), "draw": np.arange(latents.shape[0])}
+    for name, (leaf_name, leaf) in zip(names, leaves.items(), strict=True):
+        axes = model.dims.get(leaf_name) or tuple(f"{name}_dim_{axis}" for axis in range(leaf.ndim - 1))
+        variables[name] = _one_chain(np.asarray(leaf), *axes)
+        coords |= {axis: model.coords[axis] for axis in axes if axis in model.coords}
+    return xarray.Dataset(variables, coords)
 
 
 def _one_chain(values: np.ndarray, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:

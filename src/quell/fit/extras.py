@@ -4,17 +4,22 @@
 import importlib
 from typing import Any
 
+LIBRARIES = {"numpyro": "NumPyro", "pymc": "PyMC"}
+"""What adapters are named after, by their folder or file."""
 
-def numpyro_part(module: str, asker: str) -> Any:
-    """A module of the adapter to NumPyro.
+
+def adapter(module: str, asker: str) -> Any:
+    """A module of the adapters.
 
     Args:
-        module: its name.
-        asker: what needs it, for the error where NumPyro is not installed.
+        module: its name within them, which begins with that of the library.
+        asker: what needs it, for the error where the library is not installed.
     """
+    library = module.partition(".")[0]
     try:
-        return importlib.import_module(f"quell.adapters.numpyro.{module}")
+        return importlib.import_module(f"quell.adapters.{module}")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "numpyro":
+        if (error.name or "").partition(".")[0] not in (library, "pytensor"):
             raise
-        raise ModuleNotFoundError(f"{asker} needs NumPyro; try `pip install 'quell[numpyro]'`.") from error
+        name = LIBRARIES[library]
+        raise ModuleNotFoundError(f"{asker} needs {name}; try `pip install 'quell[{library}]'`.") from error

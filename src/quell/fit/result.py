@@ -19,7 +19,7 @@ from quell.evaluation import Problem, exact_elbo, has_exact_elbo
 from quell.families import Capability
 from quell.families.sample import draw_latents
 from quell.fit.choice import Choice
-from quell.fit.extras import numpyro_part
+from quell.fit.extras import adapter
 from quell.fit.gap import measure_gap
 from quell.fit.history import History
 from quell.fit.seconds import Seconds
@@ -222,7 +222,7 @@ class FitResult(eqx.Module):
             A `numpyro.infer.MCMC` that has run: `get_samples()` has the latents as `sample` has them, and
             `get_extra_fields()["num_steps"]` the gradients of each draw.
         """
-        nuts = numpyro_part("nuts", "`nuts`").run_nuts
+        nuts = adapter("numpyro.nuts", "`nuts`").run_nuts
         sizes = {"num_samples": num_samples, "num_warmup": num_warmup, "num_chains": num_chains}
         return nuts(self, key, **sizes, **options)
 
@@ -231,9 +231,12 @@ class FitResult(eqx.Module):
     ) -> dict[str, np.ndarray]:
         """Draw what a NumPyro model has not observed, given draws of the fit: its posterior predictive.
 
+        Of a PyMC model the observed variables are drawn, by `pymc.sample_posterior_predictive`; for other inputs call
+        `pymc.set_data` before.
+
         Args:
             key: for latents and data.
-            args: of the model, with `None` for the data that are to be drawn.
+            args: of a NumPyro model, with `None` for the data that are to be drawn.
             num: draws.
             batch: of them that are computed at once.
             kwargs: of the model.
@@ -241,8 +244,8 @@ class FitResult(eqx.Module):
         Returns:
             By the name of each site, with a leading axis of draws.
         """
-        predict = numpyro_part("predict", "`predict`").predict
-        return predict(self, key, (args, kwargs), num=num, batch=batch)
+        part = adapter("pymc" if hasattr(self.problem.model, "source") else "numpyro.predict", "`predict`")
+        return part.predict(self, key, (args, kwargs), num=num, batch=batch)
 
     def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Estimate:
         """The ELBO in nats over all data, with its standard error, which is 0 where `exact_elbo` knows it.

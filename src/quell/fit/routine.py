@@ -4,7 +4,6 @@
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -13,7 +12,7 @@ from jaxtyping import Array, Key
 from quell.core.checks import check_count, check_key
 from quell.families import AbstractFamily
 from quell.fit.attempts import Task, results_of
-from quell.fit.extras import numpyro_part
+from quell.fit.extras import adapter
 from quell.fit.family_choice import FamilyLike, choose_family
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
 from quell.fit.progress import progress_bar
@@ -21,10 +20,13 @@ from quell.fit.result import FitResult
 from quell.fit.status import DivergenceError, Status
 from quell.models import AbstractModel
 
+ModelLike = Any
+"""A model of quell, a function with NumPyro's primitives, or a model of PyMC, which need not be installed."""
+
 
 @shows_options(FitKeywords)
 def fit(
-    model: AbstractModel | Callable[..., Any],
+    model: ModelLike,
     *args: Any,
     family: FamilyLike = None,
     key: Key[Array, ""],
@@ -33,10 +35,11 @@ def fit(
     """Fit a family to the posterior of a model.
 
     `quell.fit(model, key=key)` chooses the family, `quell.fit(model, quell.MeanField(model.dim), key=key)` takes the
-    one that is given, and `quell.fit(function, x, y, key=key)` reads a NumPyro model with its arguments first.
+    one that is given, and `quell.fit(function, x, y, key=key)` reads a NumPyro model with its arguments first. A model
+    of PyMC is read as `quell.from_pymc` does.
 
     Args:
-        model: of quell, or a function with NumPyro's primitives.
+        model: of quell or PyMC, or a function with NumPyro's primitives.
         args: the family, or the arguments of a NumPyro model.
         family: of the approximation, or a function of the number of coordinates that makes it, such as
             `quell.MeanField`; by default full rank up to 400 coordinates and mean field beyond.
@@ -60,7 +63,7 @@ def fit(
 
 @shows_options(FitKeywords)
 def fit_many(
-    model: AbstractModel | Callable[..., Any],
+    model: ModelLike,
     *args: Any,
     family: FamilyLike = None,
     num_fits: int,
@@ -97,21 +100,26 @@ def fit_many(
     return tuple(_fit(model, args, family, jax.random.split(key, num_fits), options))
 
 
-def _read(
-    model: AbstractModel | Callable[..., Any], args: tuple[Any, ...], family: FamilyLike
-) -> tuple[AbstractModel, FamilyLike]:
+def _read(model: ModelLike, args: tuple[Any, ...], family: FamilyLike) -> tuple[AbstractModel, FamilyLike]:
     """A model of quell, and the family among the arguments."""
+    if _is_pymc(model):
+        model = adapter("pymc", "`quell.fit` of a PyMC model").from_pymc(model)
     if not isinstance(model, AbstractModel):
         if not callable(model):
-            raise TypeError(f"`model` must be a model of quell or a NumPyro model, got {model!r}; see `quell.Model`.")
+            raise TypeError(f"`model` must be a model of quell, NumPyro or PyMC, got {model!r}; see `quell.Model`.")
         kinds = [one if isinstance(one, type) else type(one) for one in args]
         found = next((kind for kind in kinds if issubclass(kind, AbstractFamily)), None)
         if found is not None:
             raise TypeError(f"A NumPyro model takes its family by name; try `family=quell.{found.__name__}`.")
-        return numpyro_part("model", "`quell.fit` of a function").from_numpyro(model, *args), family
+        return adapter("numpyro.model", "`quell.fit` of a function").from_numpyro(model, *args), family
     if len(args) + (family is not None) > 1:
         raise TypeError(f"`fit` takes a model and its family, got {len(args)} arguments after {model!r}.")
     return model, args[0] if args else family
+
+
+def _is_pymc(model: Any) -> bool:
+    """Whether a model is of PyMC, which need not be installed."""
+    return any(kind.__module__.startswith("pymc.") and kind.__name__ == "Model" for kind in type(model).__mro__)
 
 
 def _told(result: FitResult, reason: str | None, reading: float) -> FitResult:
@@ -123,7 +131,7 @@ def _told(result: FitResult, reason: str | None, reading: float) -> FitResult:
 
 
 def _fit(
-    model: AbstractModel | Callable[..., Any],
+    model: ModelLike,
     args: tuple[Any, ...],
     family: FamilyLike,
     key: Key[Array, "*fit"],

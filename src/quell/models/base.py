@@ -2,6 +2,7 @@
 """What quell knows about p: a per-datum log-likelihood, a prior and the data."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -103,6 +104,16 @@ class AbstractModel(eqx.Module):
     def constrain(self, z: Float[Array, "latent"]) -> Any:
         """The latent as its user reads it: on its own scale, with what is computed from it; `unravel` by default."""
         return self.unravel(z)
+
+    @property
+    def dims(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the axes of what `constrain` returns, by its names, for ArviZ; none by default."""
+        return {}
+
+    @property
+    def coords(self) -> Mapping[str, Any]:
+        """Labels along those axes."""
+        return {}
 
     @property
     def num_data(self) -> int:

@@ -168,7 +168,7 @@ class Reading:
         if name in ("reshape", "squeeze", "expand_dims"):
             return first.reshaped(out.shape)
         if name == "broadcast_in_dim":
-            return first.broadcast(out.shape, tuple(params["broadcast_dimensions"]))
+            return first.broadcast(out.shape, tuple(map(int, params["broadcast_dimensions"])))
         if not _is_real(out):
             return None
         if name == "neg":

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyMC models in: against PyMC's own densities and NumPyro's twins, and back under PyMC's names."""
+
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pymc as pm
+import pytest
+
+import quell
+from pymc_models import MODELS, REAL, X, built
+from quell.adapters import pymc as adapter
+
+QUICK = ("linear", "two_outcomes")
+LONG = ("volatility",)
+MARKS = {
+    **dict.fromkeys(MODELS, pytest.mark.slow),
+    **dict.fromkeys(QUICK, ()),
+    **dict.fromkeys(LONG, pytest.mark.release),
+}
+CASES = [pytest.param(name, marks=MARKS[name]) for name in MODELS]
+
+
+@pytest.fixture(scope="module")
+def regression():
+    with pm.Model(coords={"row": np.arange(40), "feature": ["one", "two"]}) as model:
+        x = pm.Data("x", X, dims=("row", "feature"))
+        a, b, s = pm.Normal("a", 0, 5), pm.Normal("b", 0, 2, dims="feature"), pm.HalfNormal("s", 1)
+        mean = pm.Deterministic("mean", a + x @ b, dims="row")
+        pm.Normal("y", mean, s, observed=REAL, dims="row")
+    return model
+
+
+@pytest.fixture(scope="module")
+def fitted(regression):
+    return quell.fit(regression, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_is_fitted_as_its_twin_is(name):
+    """The means of draws of 20,000 of each; the coordinates of a simplex are others."""
+    ours, theirs = quell.from_pymc(built(name)), quell.from_numpyro(MODELS[name][1])
+    assert ours.dim == theirs.dim
+    results = [quell.fit(one, quell.FullRank(one.dim), key=jax.random.key(0), khat=False) for one in (ours, theirs)]
+    assert all(result.status is quell.Status.CONVERGED for result in results)
+    np.testing.assert_allclose(*(result.final_elbo.value for result in results), atol=0.02)
+    drawn, expected = (result.sample(jax.random.key(1), 20_000) for result in results)
+    for site, values in expected.items():
+        mean, std = values.mean(0), values.std(0)
+        np.testing.assert_allclose((drawn[site].mean(0) - mean) / std, 0.0, atol=0.05)
+        np.testing.assert_allclose(drawn[site].std(0), std, rtol=0.05)
+
+
+def test_the_log_density_is_that_of_pymc(regression):
+    """At points that were not looked at when the model was read; data, prior and Jacobian apart."""
+    model, rng = quell.from_pymc(regression), np.random.default_rng(5)
+    whole, observed = regression.compile_logp(), regression.compile_logp(vars=regression.observed_RVs)
+    for _ in range(3):
+        z = jnp.asarray(rng.normal(size=model.dim))
+        point = {name: np.asarray(value) for name, value in model.unravel(z).items()}
+        np.testing.assert_allclose(model.log_joint(z), whole(point), rtol=1e-10)
+        np.testing.assert_allclose(model.log_likelihood(z, model.data).sum(), observed(point), rtol=1e-10)
+
+
+def test_rows_are_those_of_all_observed_variables():
+    model = quell.from_pymc(built("two_outcomes"))
+    rows = jnp.array([3, 50, 79])
+    z = jnp.array([0.3, -0.2])
+    assert model.num_data == 80
+    np.testing.assert_allclose(model.log_likelihood(z, rows), model.log_likelihood(z, model.data)[rows])
+
+
+def test_data_are_arguments_of_the_program(regression):
+    model = quell.from_pymc(regression)
+    assert {array.shape for array in model.likelihood.given} == {(40, 2), (40,)}
+
+
+def test_results_have_names_dims_and_coords_of_pymc(fitted, regression):
+    assert fitted.choice.reason.startswith("Full rank, for 4 coordinates. Every addend")
+    posterior = fitted.to_arviz(num=200)["posterior"]
+    assert posterior["b"].dims == ("chain", "draw", "feature")
+    assert posterior["mean"].dims == ("chain", "draw", "row")
+    assert posterior["feature"].values.tolist() == ["one", "two"]
+    expected = posterior["a"].values[..., None] + posterior["b"].values @ X.T
+    np.testing.assert_allclose(posterior["mean"], expected)
+    predictive = pm.sample_posterior_predictive(fitted.to_arviz(num=50), model=regression, progressbar=False)
+    assert predictive["posterior_predictive"]["y"].shape == (1, 50, 40)
+
+
+def test_predictions_are_drawn_in_batches(fitted):
+    found = fitted.predict(jax.random.key(1), num=600, batch=250)["y"]
+    assert found.shape == (600, 40)
+    expected = fitted.sample(jax.random.key(2), 2_000)
+    np.testing.assert_allclose(found.mean(0), expected["mean"].mean(0), atol=0.2)
+    assert abs(found.std(0).mean() - expected["s"].mean()) < 0.1
+    with pytest.raises(TypeError, match="takes no data"):
+        fitted.predict(jax.random.key(1), X)
+
+
+def test_nuts_goes_on_from_a_fit(fitted):
+    draws = fitted.nuts(jax.random.key(0), num_samples=300).get_samples()
+    np.testing.assert_allclose(draws["b"].mean(0), fitted.sample(jax.random.key(1), 2_000)["b"].mean(0), atol=0.1)
+
+
+def test_models_that_cannot_be_fitted_are_refused_in_words():
+    with pm.Model() as discrete:
+        pm.Normal("y", pm.Bernoulli("kind", 0.5), 1, observed=REAL)
+    with pm.Model() as batches:
+        pm.Normal("y", pm.Normal("a"), 1, observed=pm.Minibatch(REAL, batch_size=5), total_size=40)
+    with pm.Model() as prior:
+        pm.Normal("a")
+    with pm.Model() as known:
+        pm.Normal("y", 0, 1, observed=REAL)
+    refused = {
+        "'kind' is discrete": discrete,
+        "pm.Minibatch": batches,
+        "observed variables": prior,
+        "with latents": known,
+    }
+    for text, model in refused.items():
+        with pytest.raises(ValueError, match=text):
+            quell.from_pymc(model)
+    with pytest.raises(TypeError, match="got 3"):
+        quell.from_pymc(3)
+
+
+def test_a_density_that_is_not_that_of_pymc_is_refused(regression, monkeypatch):
+    own = adapter.PyMCModel.log_joint
+    monkeypatch.setattr(adapter.PyMCModel, "log_joint", lambda self, z: own(self, z) + jnp.sum(z) / 100)
+    with pytest.raises(ValueError, match="and PyMC's own"):
+        quell.from_pymc(regression)
+
+
+def test_without_pymc_the_extra_is_named(monkeypatch):
+    monkeypatch.delitem(sys.modules, "quell.adapters.pymc")
+    monkeypatch.setitem(sys.modules, "pymc", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'quell\[pymc\]'"):
+        importlib.import_module("quell").from_pymc  # noqa: B018
