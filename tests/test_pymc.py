@@ -2,6 +2,7 @@
 """PyMC models in: against PyMC's own densities and NumPyro's twins, and back under PyMC's names."""
 
 import importlib
+import subprocess
 import sys
 
 import jax
@@ -88,6 +89,76 @@ def test_results_have_names_dims_and_coords_of_pymc(fitted, regression):
     np.testing.assert_allclose(posterior["mean"], expected)
     predictive = pm.sample_posterior_predictive(fitted.to_arviz(num=50), model=regression, progressbar=False)
     assert predictive["posterior_predictive"]["y"].shape == (1, 50, 40)
+
+
+def grouped(**sizes):
+    """Groups whose prior depends on an input, as counties on their uranium."""
+    rng = np.random.default_rng(1)
+    group = np.arange(60) % 5
+    with pm.Model(coords=sizes.pop("coords", None)) as model:
+        if sizes:
+            model.add_coord("group", length=5)
+        level = pm.Data("level", np.arange(5.0), dims="group")
+        g = pm.Normal("g", 2 * level, 5, dims="group")
+        pm.Normal("y", g[group], 0.3, observed=2 * group + 0.3 * rng.normal(size=60))
+    return model
+
+
+@pytest.mark.parametrize("model", [grouped(coords={"group": list("abcde")}), grouped(length=5)])
+def test_latents_whose_prior_depends_on_data_are_not_drawn_again(model):
+    """PyMC would draw those from the prior whose inputs it does not find with the draws, or finds changed."""
+    result = quell.fit(model, key=jax.random.key(0), khat=False)
+    groups = result.to_arviz(num=300)
+    np.testing.assert_array_equal(groups["constant_data"]["level"], np.arange(5.0))
+    assert groups["observed_data"]["y"].shape == (60,)
+    theirs = pm.sample_posterior_predictive(groups, model=model, progressbar=False)["posterior_predictive"]["y"].values[
+        0
+    ]
+    for found in (theirs, result.predict(jax.random.key(0), num=300)["y"]):
+        np.testing.assert_allclose(found.std(0), 0.3, atol=0.1)
+
+
+def test_predictions_follow_new_data_and_draws_keep_their_labels():
+    with pm.Model(coords={"row": np.arange(40)}) as model:
+        x = pm.Data("x", X[:, 0], dims="row")
+        mean = pm.Deterministic("mean", pm.Normal("b", 0, 2) * x, dims="row")
+        pm.Normal("y", mean, 1, observed=REAL, shape=mean.shape)
+    result = quell.fit(model, key=jax.random.key(0), khat=False)
+    before = result.to_arviz(num=50)["posterior"]
+    with model:
+        pm.set_data({"x": np.full(10, 3.0)}, coords={"row": np.arange(100, 110)})
+    after = result.to_arviz(num=50)["posterior"]
+    np.testing.assert_array_equal(after["row"], before["row"])
+    found = result.predict(jax.random.key(1), num=400)["y"]
+    assert found.shape == (400, 10)
+    np.testing.assert_allclose(found.mean(), 3 * result.sample(jax.random.key(2), 400)["b"].mean(), atol=0.2)
+
+
+def test_shapes_that_data_decide_on_are_read():
+    with pm.Model() as model:
+        kind = pm.Data("kind", (np.arange(40) % 2).astype(int))
+        mean = pm.Normal("mean") * X[:, 0]
+        pm.Normal("y", mean[pm.math.eq(kind, 1)], 1, observed=REAL[1::2])
+    read = quell.from_pymc(model)
+    assert read.num_data == 20
+
+
+def test_densities_that_must_be_computed_with_care_are_accepted():
+    """Far from the start a logistic regression on ages has probabilities that round to one."""
+    ages = np.linspace(18, 80, 40)
+    with pm.Model() as model:
+        pm.Bernoulli("y", logit_p=pm.Normal("a") + pm.Normal("b") * ages, observed=np.arange(40) % 2)
+    assert quell.from_pymc(model).dim == 2
+
+
+def test_the_first_model_of_a_process_is_in_double_precision():
+    code = (
+        "import numpy as np, pymc as pm, quell\n"
+        "with pm.Model() as model: pm.Normal('y', pm.Normal('a'), 1, observed=np.ones(3))\n"
+        "print(quell.from_pymc(model).flat_latent.dtype)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "float64"
 
 
 def test_predictions_are_drawn_in_batches(fitted):

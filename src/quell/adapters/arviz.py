@@ -28,7 +28,7 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
     """ArviZ groups with the samples and the history of a fit; `FitResult.to_arviz` documents them."""
     check_key(key)
     check_count("num", num, least=LEAST)
-    arviz = _arviz()
+    _arviz()
     import xarray
 
     sample = score_sample(key, result.problem, result.params, num)
@@ -42,31 +42,49 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
         "seconds": result.seconds.total,
     }
     groups = {
-        "posterior": _posterior(model, latents),
+        **posterior_groups(model, latents),
         "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
         "fit": _fit(result.history, result.gradient),
     }
     if log_likelihood or (log_likelihood is None and num * model.num_data <= AFFORDABLE):
         groups["log_likelihood"] = xarray.Dataset({"obs": _one_chain(log_likelihoods(model, latents), "datum")})
-    groups = {name: group.assign_attrs(attributes) for name, group in groups.items()}
+    return as_groups({name: group.assign_attrs(attributes) for name, group in groups.items()})
+
+
+def as_groups(groups: dict[str, Any]) -> Any:
+    """An object of the version of ArviZ that is installed."""
+    arviz = _arviz()
+    import xarray
+
     if int(importlib.metadata.version("arviz").split(".")[0]) >= 1:  # which works on xarray's own tree
         return xarray.DataTree.from_dict(groups)
     return arviz.InferenceData(**groups)
 
 
-def _posterior(model: AbstractModel, latents: Float[Array, "sample latent"]) -> Any:
-    """Constrained values by name; a slash, which means a group in a file, is replaced."""
+def posterior_groups(model: AbstractModel, latents: Float[Array, "sample latent"]) -> dict[str, Any]:
+    """Values by name, where a slash, which means a group in a file, is replaced; and inputs and data of the model."""
     import xarray
 
-    leaves = named_leaves(jax.vmap(model.constrain)(latents))
+    labels, leaves = model.labels, named_leaves(jax.vmap(model.constrain)(latents))
     plain = [name.replace("/", ".") for name in leaves]
     names = plain if len(set(plain)) == len(plain) else [name.replace("/", "__") for name in leaves]
-    variables, coords = {}, {"chain": np.arange(1), "draw": np.arange(latents.shape[0])}
-    for name, (leaf_name, leaf) in zip(names, leaves.items(), strict=True):
-        axes = model.dims.get(leaf_name) or tuple(f"{name}_dim_{axis}" for axis in range(leaf.ndim - 1))
-        variables[name] = _one_chain(np.asarray(leaf), *axes)
-        coords |= {axis: model.coords[axis] for axis in axes if axis in model.coords}
-    return xarray.Dataset(variables, coords)
+
+    def axes(name: str, rank: int, shown: str) -> tuple[str, ...]:
+        return labels.dims.get(name) or tuple(f"{shown}_dim_{axis}" for axis in range(rank))
+
+    def dataset(variables: dict[str, tuple[tuple[str, ...], np.ndarray]]) -> Any:
+        used = {axis for dims, _ in variables.values() for axis in dims}
+        return xarray.Dataset(variables, {axis: labels.coords[axis] for axis in used if axis in labels.coords})
+
+    pairs = zip(names, leaves.items(), strict=True)
+    posterior = dataset({
+        shown: _one_chain(np.asarray(leaf), *axes(name, leaf.ndim - 1, shown)) for shown, (name, leaf) in pairs
+    })  # fmt: skip
+    groups = {"posterior": posterior.assign_coords(chain=np.arange(1), draw=np.arange(latents.shape[0]))}
+    for group, values in {"constant_data": labels.constants, "observed_data": labels.observed}.items():
+        if values:
+            groups[group] = dataset({name: (axes(name, np.ndim(one), name), one) for name, one in values.items()})
+    return groups
 
 
 def _one_chain(values: np.ndarray, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:

@@ -12,22 +12,28 @@ import numpy as np
 import pymc as pm
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key, PyTree
+from pymc.backends.arviz import find_constants, find_observations
 from pymc.util import get_default_varnames
+from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.random.type import RandomType
 
+from quell.adapters.arviz import as_groups, posterior_groups
 from quell.core.checks import check_count, check_key
 from quell.core.tiers import tiered_once
 from quell.fit.result import FitResult
 from quell.models import AbstractDataExpansion, AbstractModel, AbstractPrior
+from quell.models.base import Labels
 
 LARGEST_SHAPE = 8
 """Numbers of an array that may be the shape of another, and stays inside of a program; larger ones are data."""
 
-POINTS, LARGEST_ERROR = 3, 1e-6
-"""At which the model is held against PyMC's own log density, and by how much of it they may differ."""
+POINTS, LARGEST_ERROR, SINGLE_ERROR = 3, 1e-6, 1e-3
+"""At which the model is held against PyMC's own log density, and by how much of it they may differ, in double and in
+single precision."""
 
 
 class Graph(eqx.Module):
@@ -42,16 +48,25 @@ class Graph(eqx.Module):
     given: tuple[Array, ...]
 
     @classmethod
-    def of(cls, values: Sequence[Any], outputs: Sequence[Any]) -> "Graph":
-        """Of PyTensor's variables: those of the values, and what is computed from them."""
-        from pymc.sampling.jax import get_jaxified_graph  # sets the precision of JAX: not before it is needed
-
+    def of(cls, values: Sequence[Any], outputs: Sequence[Any], example: dict[str, Array]) -> "Graph":
+        """Of PyTensor's variables: those of the values, and what is computed from them, tried with an example."""
         data = {}
         for one in graph_inputs(outputs):
             if isinstance(one, SharedVariable | Constant):
                 number = np.asarray(one.get_value() if isinstance(one, SharedVariable) else one.data)
                 if number.size > LARGEST_SHAPE and number.dtype != bool:  # masks decide on shapes too
                     data[one] = number
+        made = cls._of(values, outputs, data)
+        try:
+            jax.eval_shape(made, example)
+        except (TypeError, IndexError):  # data decide on shapes: they stay inside of the program
+            made = cls._of(values, outputs, {})
+        return made
+
+    @classmethod
+    def _of(cls, values: Sequence[Any], outputs: Sequence[Any], data: dict[Any, np.ndarray]) -> "Graph":
+        from pymc.sampling.jax import get_jaxified_graph  # sets the precision of JAX: not before it is needed
+
         places: dict[Any, Any] = {one: one.type() for one in data}
         graph: Any = clone_replace(list(outputs), places)
         function: Any = get_jaxified_graph([*values, *places.values()], graph)
@@ -92,6 +107,7 @@ class PyMCModel(AbstractModel):
         flat_latent: an example of the flat latent.
         unflatten: to values by name.
         source: the PyMC model.
+        known: its dims, coordinates and data when it was read.
     """
 
     data: Int[Array, "datum"]
@@ -102,6 +118,7 @@ class PyMCModel(AbstractModel):
     flat_latent: Float[Array, "latent"]
     unflatten: Callable[[Array], dict[str, Array]] = eqx.field(static=True)
     source: pm.Model = eqx.field(static=True)
+    known: Labels = eqx.field(static=True)
 
     @property
     def dim(self) -> int:
@@ -112,15 +129,8 @@ class PyMCModel(AbstractModel):
         return True
 
     @property
-    def dims(self) -> dict[str, tuple[str, ...]]:
-        """PyMC's, of the variables that have them."""
-        found = {name: tuple(self.source.named_vars_to_dims.get(name) or ()) for name in self.names}
-        return {name: axes for name, axes in found.items() if axes}
-
-    @property
-    def coords(self) -> dict[str, Any]:
-        """PyMC's, of those dims that have them."""
-        return {name: np.asarray(values) for name, values in self.source.coords.items() if values is not None}
+    def labels(self) -> Labels:
+        return self.known
 
     def log_likelihood(self, z: Float[Array, "latent"], batch: PyTree) -> Float[Array, "datum"]:
         parts = [jnp.atleast_1d(part) for part in self.likelihood(self.unflatten(z))]
@@ -145,19 +155,21 @@ def from_pymc(model: Any) -> PyMCModel:
     """A quell model from a PyMC model, in PyMC's own coordinates and under its names.
 
     Log densities are those of PyTensor's JAX backend, and are held against PyMC's own. As PyMC's samplers on JAX do, it
-    turns double precision on in JAX where PyTensor's `floatX` is `float64`. `quell.fit(model, key=key)` takes a PyMC
-    model too.
+    turns double precision on in JAX where PyTensor's `floatX` is `float64`, and off where it is `float32`.
+    `quell.fit(model, key=key)` takes a PyMC model too.
 
     Args:
         model: all of whose latents are continuous. Data are those that it has now: after `pm.set_data` make another.
 
-    Cost: a minibatch computes all rows; a model with millions of them is better written as a `quell.Model`.
+    Cost: a minibatch computes all rows; with some hundred thousand of them, write a `quell.Model`.
 
     Raises:
         ValueError: for discrete latents, for `pm.Minibatch`, and where a log density is not PyMC's own.
     """
     if not isinstance(model, pm.Model):
         raise TypeError(f"`from_pymc` takes a `pymc.Model`, got {model!r}.")
+    import pymc.sampling.jax  # noqa: F401 (sets the precision of JAX: before the first array)
+
     _check_supported(model)
     start = model.initial_point()
     names = sorted(value.name for value in model.value_vars)  # as JAX orders a dict
@@ -166,9 +178,9 @@ def from_pymc(model: Any) -> PyMCModel:
     shown = get_default_varnames(model.unobserved_value_vars, include_transformed=False)
     of_rows: Any = model.logp(vars=model.observed_RVs, sum=False)
     try:
-        likelihood = Graph.of(values, of_rows)
-        prior = Graph.of(values, [model.logp(vars=[*model.free_RVs, *model.potentials])])
-        of_shown = Graph.of(values, shown)
+        likelihood = Graph.of(values, of_rows, unflatten(flat))
+        prior = Graph.of(values, [model.logp(vars=[*model.free_RVs, *model.potentials])], unflatten(flat))
+        of_shown = Graph.of(values, shown, unflatten(flat))
         rows = sum((*one.shape, 1)[0] for one in jax.eval_shape(likelihood, unflatten(flat)))
     except NotImplementedError as error:
         raise ValueError(f"PyTensor has no JAX version of a part of the model: {error}") from error
@@ -181,6 +193,7 @@ def from_pymc(model: Any) -> PyMCModel:
         flat_latent=flat,
         unflatten=unflatten,
         source=model,
+        known=_labels(model),
     )
     _check_log_density(read)
     return read
@@ -196,14 +209,24 @@ def predict(
     if any(inputs):
         raise TypeError("`predict` of a PyMC model takes no data; call `pymc.set_data` before.")
     model, (posterior_key, noise_key) = result.problem.model, jax.random.split(key)
-    assert isinstance(model, PyMCModel)
-    draws, found = result.to_arviz(posterior_key, num, log_likelihood=False), []
+    draws, found = as_groups(posterior_groups(model, result.sample_flat(posterior_key, num))), []
     seeds = np.random.default_rng(np.asarray(jax.random.bits(noise_key, (4,))))
     for start in range(0, num, batch):
         some = draws.sel(draw=slice(start, start + batch - 1))
         made = pm.sample_posterior_predictive(some, model=model.source, random_seed=seeds, progressbar=False)
         found.append({str(name): one.values[0] for name, one in made["posterior_predictive"].items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def _labels(model: pm.Model) -> Labels:
+    """Dims, coordinates and data of a model as they are now."""
+    lengths = {name: int(length.eval()) for name, length in model.dim_lengths.items()}
+    coords = {
+        name: np.arange(lengths[name]) if values is None else np.asarray(values)
+        for name, values in model.coords.items()
+    }
+    dims = {name: tuple(axes) for name, axes in model.named_vars_to_dims.items()}
+    return Labels(dims, coords, dict(find_constants(model)), dict(find_observations(model)))
 
 
 def _check_supported(model: pm.Model) -> None:
@@ -216,12 +239,17 @@ def _check_supported(model: pm.Model) -> None:
     if not model.free_RVs:
         raise ValueError("`from_pymc` needs a model with latents, and all of its variables are observed.")
     if not model.observed_RVs:
-        raise ValueError("`from_pymc` needs observed variables; `quell.from_log_density` takes a density alone.")
-    batches = [rv.name for rv in model.observed_RVs if type(rv.owner.op).__name__ == "MinibatchRandomVariable"]
-    if batches:
         raise ValueError(
-            f"`from_pymc` takes all data, and {batches[0]!r} is observed through `pm.Minibatch`; give it the data "
-            "themselves: a fit draws minibatches by itself where it needs them."
+            "`from_pymc` needs observed variables; a density of `pymc.sampling.jax.get_jaxified_logp` can be given to "
+            "`quell.from_log_density`."
+        )
+    scaled = [rv.name for rv in model.observed_RVs if type(rv.owner.op).__name__ == "MinibatchRandomVariable"]
+    drawn = [one for one in graph_inputs([model.logp()]) if isinstance(one.type, RandomType)]
+    if scaled or drawn:
+        name = repr(scaled[0]) if scaled else "a variable"
+        raise ValueError(
+            f"`from_pymc` takes all data, and {name} has a `total_size` or is observed through `pm.Minibatch`; give it "
+            "the data themselves: a fit draws minibatches by itself where it needs them."
         )
 
 
@@ -229,15 +257,18 @@ def _check_log_density(read: PyMCModel) -> None:
     """Hold the log density against PyMC's own, at the start and near it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        density = read.source.compile_logp(mode="FAST_COMPILE")
-    rng, ours = np.random.default_rng(0), tiered_once(read.log_joint)
-    for spread in np.linspace(0.0, 1.0, POINTS):
-        z = read.flat_latent + spread * jnp.asarray(rng.uniform(-1, 1, read.dim), read.flat_latent.dtype)
-        theirs = float(density({name: np.asarray(value) for name, value in read.unflatten(z).items()}))
-        mine, size = float(ours(z)), LARGEST_ERROR if z.dtype == jnp.float64 else 1e-3
-        if not (
-            abs(mine - theirs) <= size * (1 + abs(theirs)) or (np.isnan(mine) and np.isnan(theirs)) or mine == theirs
-        ):
-            raise ValueError(
-                f"The log density on JAX is {mine:.6g}, and PyMC's own {theirs:.6g}; please report the model."
-            )
+        density = read.source.compile_logp(mode=Mode("py", "fast_run"))  # no compiler of C, and all that is stable
+    steps = np.linspace(0.0, 1.0, POINTS)[:, None] * np.random.default_rng(0).uniform(-1, 1, (POINTS, read.dim))
+    points = read.flat_latent + jnp.asarray(steps, read.flat_latent.dtype)
+    ours = np.asarray(tiered_once(jax.vmap(read.log_joint))(points))
+    theirs = np.array([density({name: np.asarray(one) for name, one in read.unflatten(z).items()}) for z in points])
+    is_known = np.isfinite(theirs)
+    if not is_known[0]:
+        raise ValueError(f"The log density of the model is {theirs[0]} at its start; see `model.debug()` of PyMC.")
+    size = LARGEST_ERROR if points.dtype == jnp.float64 else SINGLE_ERROR
+    wrong = is_known & ~(np.abs(ours - theirs) <= size * (1 + np.abs(theirs)))
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise ValueError(
+            f"The log density on JAX is {ours[at]:.6g}, and PyMC's own {theirs[at]:.6g}; report the model."
+        )

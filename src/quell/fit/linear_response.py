@@ -3,6 +3,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,6 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.tiers import tiered_jit
 from quell.data.access import on_disk
-from quell.estimators.smoothness import is_smooth
 from quell.evaluation import Problem, has_exact_elbo
 from quell.families import Capability, FullRank, LocationScale, MeanField
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo
@@ -46,6 +46,9 @@ QUANTITY_DRAWS = 4096
 MOST_MISSED, FEWEST_EFFECTIVE = 0.15, 100
 """In logarithms of standard deviations, before which they are trusted, and effective draws that can tell: five times
 the noise of that number of them."""
+
+JUMP = 15.0
+"""Times the variance of a slope by noise, over the root of the coordinates, that it may differ from the slope."""
 
 FAR = 0.1
 """Nats to the optimum beyond which the covariance at the fit is not that at the optimum."""
@@ -104,8 +107,8 @@ class LinearResponse:
     def covariance(self) -> Float[Array, "latent latent"]:
         """Of the flat latent, in the model's own (unconstrained) coordinates; for mean field.
 
-        It warns where draws with this covariance, weighted by the posterior, have other standard deviations; not where
-        the fit takes no such draws (`khat=False`).
+        It warns where draws with this covariance, weighted by the posterior, have other standard deviations: those of
+        k-hat, on all data. Not where the fit takes none (`khat=False`, or data on several machines).
         """
         self._warn_if_far()
         self._warn_if_wrong()
@@ -143,7 +146,7 @@ class LinearResponse:
 
     def _warn_if_wrong(self) -> None:
         """Hold the standard deviations against those of weighted draws, which are right where the weights are even."""
-        if not self.result.has_khat:
+        if not (self.result.has_khat and self.result.is_here):
             return
         from quell.diagnostics.corrected import weighted_std
 
@@ -151,9 +154,9 @@ class LinearResponse:
         missed = np.max(np.abs(np.log(weighted / np.sqrt(np.diagonal(self.solved)))))
         if missed < MOST_MISSED and effective > FEWEST_EFFECTIVE:
             return
-        told = f"weights of the posterior change them by up to {100 * np.expm1(missed):.0f}%"
+        told = f"weights of the posterior change them by a factor of up to {np.exp(missed):.2f}"
         if not effective > FEWEST_EFFECTIVE:
-            told = f"weights of the posterior leave {effective:.0f} draws, too few to tell"
+            told = "weights of the posterior leave too few draws to tell"
         warnings.warn(
             f"Standard deviations of `linear_response` may be wrong: {told}. `result.nuts(key)` draws from the "
             "posterior itself.",
@@ -230,21 +233,16 @@ class LinearResponse:
                 "of an event is a mean over `result.sample(key, num)`."
             )
         self._warn_if_far()
-        if not is_smooth(quantities, jax.eval_shape(problem.model.constrain, problem.family.mean(params))):
-            warnings.warn(
-                "`quantities` are not known to be smooth: where they jump, these standard deviations are too small. "
-                "Take those of `result.linear_response().sample(key, num)`.",
-                stacklevel=2,
-            )
         flat, unflatten = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes))
         if flat.size > MOST_QUANTITIES:
             raise ValueError(
                 f"`quantities` must be at most {MOST_QUANTITIES:,} numbers, got {flat.size:,}; choose some of them."
             )
-        mean, spread, variance, are_inside, are_solved = _responses(self._objective, params, quantities, noise)
+        mean, found = _responses(self._objective, params, quantities, noise)
+        variance, are_inside, are_solved, are_flat, jump = found
         if not bool(jnp.all(are_inside)):
             raise ValueError(_NO_TOP)
-        if bool(jnp.any((variance == 0) & (spread > 0))):
+        if bool(jnp.any(are_flat)):
             raise ValueError(
                 "`quantities` must have slopes, got one that varies and has none, as of a step or of rounding; take "
                 "its standard deviation over `result.linear_response().sample(key, num)`."
@@ -253,6 +251,12 @@ class LinearResponse:
             raise ValueError(
                 f"Conjugate gradients did not end within {MOST_PRODUCTS} products; call "
                 "`jax.config.update('jax_enable_x64', True)` before the model is made, or choose other quantities."
+            )
+        if bool(jnp.any(jump)):
+            warnings.warn(
+                "`quantities` jump, and slopes do not tell of that: these standard deviations are too small. Take "
+                "those of `result.linear_response().sample(key, num)`.",
+                stacklevel=2,
             )
         return Response(unflatten(mean), unflatten(jnp.sqrt(variance)))
 
@@ -291,21 +295,33 @@ def _responses(
     params: PyTree,
     quantities: Callable[[Any], Any],
     noise: Float[Array, "draw noise"],
-) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"], Float[Array, "quantity"], Array, Array]:
-    """Mean, range over the draws, variance, whether that is finite, and whether it was solved for, of each."""
+) -> tuple[Float[Array, "quantity"], tuple[Array, ...]]:
+    """Means; variances, whether they are finite and solved for, which quantities have no slope, and which jump.
+
+    The slope of a mean is the mean of slopes, unless there are jumps; and the mean of the quantity times the noise, by
+    Stein's identity, whatever there is.
+    """
     family, model = objective.problem.family, objective.problem.model
     product = objective.product(params, _draws(objective))
+    num, dim = noise.shape
 
-    def expected(at: PyTree) -> tuple[Float[Array, "quantity"], Float[Array, "quantity"]]:
+    def expected(at: PyTree, shift: Float[Array, "noise"]) -> tuple[Float[Array, "quantity"], Array]:
         there = family.geometry.chart(params, at)
-        values = jax.vmap(lambda one: ravel_pytree(quantities(model.constrain(family.sample(there, one))))[0])(noise)
-        return jnp.mean(values, axis=0), jnp.max(values, axis=0) - jnp.min(values, axis=0)
+        shifted = noise + shift
+        values = jax.vmap(lambda one: ravel_pytree(quantities(model.constrain(family.sample(there, one))))[0])(shifted)
+        return jnp.mean(values, axis=0), values
 
-    mean, pull, spread = jax.vjp(expected, family.geometry.origin(params), has_aux=True)
+    origin = family.geometry.origin(params), jnp.zeros(dim, noise.dtype)
+    mean, pull, values = jax.vjp(expected, *origin, has_aux=True)
 
-    def variance(row: Float[Array, "quantity"]) -> tuple[Float[Array, ""], Array, Array]:
-        (slope,) = pull(row)
+    def response(row: Float[Array, "quantity"]) -> tuple[Array, ...]:
+        slope, by_shift = pull(row)
         step = trust_step(slope, product, jnp.asarray(jnp.inf, mean.dtype), jnp.asarray(RESIDUAL, mean.dtype))
-        return step.slope, step.is_inside, step.is_solved
+        centred = (values - mean) @ row
+        by_noise = centred @ noise / num
+        spread = jnp.mean(centred**2 * jnp.sum(noise**2, axis=1)) - jnp.sum(by_noise**2)
+        missed, error = jnp.sum((by_noise - by_shift) ** 2), 2 * spread / num  # half of the draws mirror the others
+        jumps = missed > (1 + JUMP / math.sqrt(dim)) * error
+        return step.slope, step.is_inside, step.is_solved, (step.slope == 0) & (jnp.max(jnp.abs(centred)) > 0), jumps
 
-    return mean, spread, *jax.lax.map(variance, jnp.eye(mean.size, dtype=mean.dtype))
+    return mean, jax.lax.map(response, jnp.eye(mean.size, dtype=mean.dtype))

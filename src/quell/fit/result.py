@@ -244,7 +244,7 @@ class FitResult(eqx.Module):
         Returns:
             By the name of each site, with a leading axis of draws.
         """
-        part = adapter("pymc" if hasattr(self.problem.model, "source") else "numpyro.predict", "`predict`")
+        part = adapter("pymc" if type(self.problem.model).__name__ == "PyMCModel" else "numpyro.predict", "`predict`")
         return part.predict(self, key, (args, kwargs), num=num, batch=batch)
 
     def elbo(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Estimate:

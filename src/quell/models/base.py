@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What quell knows about p: a per-datum log-likelihood, a prior and the data."""
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from quell.core.cached import cached_beside
@@ -15,6 +17,23 @@ from quell.models.predictor import AbstractPredictor
 from quell.models.prior import AbstractPrior
 from quell.models.quadratic import Quadratic, expand_function
 from quell.structure import Structure, is_concave, read_rows, read_structure
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labels:
+    """What ArviZ knows of a model beside its latents.
+
+    Args:
+        dims: names of the axes of variables, by name.
+        coords: labels along those axes.
+        constants: inputs of the model, by name.
+        observed: data of the model, by name.
+    """
+
+    dims: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    coords: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    observed: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class AbstractDataExpansion(eqx.Module):
@@ -106,14 +125,9 @@ class AbstractModel(eqx.Module):
         return self.unravel(z)
 
     @property
-    def dims(self) -> Mapping[str, tuple[str, ...]]:
-        """Names of the axes of what `constrain` returns, by its names, for ArviZ; none by default."""
-        return {}
-
-    @property
-    def coords(self) -> Mapping[str, Any]:
-        """Labels along those axes."""
-        return {}
+    def labels(self) -> Labels:
+        """Names of axes and what else ArviZ knows of a model; nothing by default."""
+        return Labels()
 
     @property
     def num_data(self) -> int:

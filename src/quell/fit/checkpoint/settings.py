@@ -19,7 +19,7 @@ class Checkpoint(eqx.Module):
     change; then the fit is the same to rounding. Of several processes the first reads and writes the file.
 
     To resume, call the same fit with `resume=True`. It may have more `steps` than before, unless its optimiser depends
-    on them, as the default one does for families that are not Gaussian and for a fit with `result.choice.anneals`. What
+    on them, as the default one does for families that are not Gaussian. What
     was chosen automatically is kept. There is no pickle in the file.
 
     Cost: each time the whole file is written: the state, about 30 to 100 bytes per step so far, and 10 per variate and
