@@ -209,6 +209,7 @@ def predict(
     if any(inputs):
         raise TypeError("`predict` of a PyMC model takes no data; call `pymc.set_data` before.")
     model, (posterior_key, noise_key) = result.problem.model, jax.random.split(key)
+    assert isinstance(model, PyMCModel)
     draws, found = as_groups(posterior_groups(model, result.sample_flat(posterior_key, num))), []
     seeds = np.random.default_rng(np.asarray(jax.random.bits(noise_key, (4,))))
     for start in range(0, num, batch):
@@ -244,7 +245,8 @@ def _check_supported(model: pm.Model) -> None:
             "`quell.from_log_density`."
         )
     scaled = [rv.name for rv in model.observed_RVs if type(rv.owner.op).__name__ == "MinibatchRandomVariable"]
-    drawn = [one for one in graph_inputs([model.logp()]) if isinstance(one.type, RandomType)]
+    whole: Any = model.logp()
+    drawn = [one for one in graph_inputs([whole]) if isinstance(one.type, RandomType)]
     if scaled or drawn:
         name = repr(scaled[0]) if scaled else "a variable"
         raise ValueError(
