@@ -198,11 +198,11 @@ def test_models_that_cannot_be_fitted_are_refused_in_words():
         quell.from_pymc(3)
 
 
-def test_a_density_that_is_not_that_of_pymc_is_refused(regression, monkeypatch):
+def test_a_density_that_is_not_that_of_pymc_is_refused(monkeypatch):
     own = adapter.PyMCModel.log_joint
     monkeypatch.setattr(adapter.PyMCModel, "log_joint", lambda self, z: own(self, z) + jnp.sum(z) / 100)
     with pytest.raises(ValueError, match="and PyMC's own"):
-        quell.from_pymc(regression)
+        quell.from_pymc(built("linear"))
 
 
 def test_without_pymc_the_extra_is_named(monkeypatch):
