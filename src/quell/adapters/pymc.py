@@ -13,6 +13,7 @@ import pymc as pm
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key, PyTree
 from pymc.backends.arviz import find_constants, find_observations
+from pymc.model.fgraph import clone_model
 from pymc.util import get_default_varnames
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
@@ -212,9 +213,12 @@ def predict(
     assert isinstance(model, PyMCModel)
     draws, found = as_groups(posterior_groups(model, result.sample_flat(posterior_key, num))), []
     seeds = np.random.default_rng(np.asarray(jax.random.bits(noise_key, (4,))))
+    source = clone_model(model.source)  # which the draws leave as it is
     for start in range(0, num, batch):
         some = draws.sel(draw=slice(start, start + batch - 1))
-        made = pm.sample_posterior_predictive(some, model=model.source, random_seed=seeds, progressbar=False)
+        made = pm.sample_posterior_predictive(
+            some, model=source, random_seed=int(seeds.integers(2**31)), progressbar=False
+        )
         found.append({str(name): one.values[0] for name, one in made["posterior_predictive"].items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
