@@ -171,6 +171,19 @@ def test_predictions_are_drawn_in_batches(fitted):
         fitted.predict(jax.random.key(1), X)
 
 
+def test_a_model_is_read_again_after_predictions():
+    """Ours leave it as it is; those of PyMC list its observed variables twice."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("a"), 1, observed=REAL)
+    result = quell.fit(model, key=jax.random.key(0), khat=False)
+    result.predict(jax.random.key(1), num=10)
+    assert len(model.observed_RVs) == 1
+    pm.sample_posterior_predictive(result.to_arviz(num=50), model=model, progressbar=False)
+    again = quell.from_pymc(model)
+    assert again.num_data == 40
+    np.testing.assert_allclose(again.log_joint(jnp.ones(1)), result.problem.model.log_joint(jnp.ones(1)))
+
+
 def test_nuts_goes_on_from_a_fit(fitted):
     draws = fitted.nuts(jax.random.key(0), num_samples=300).get_samples()
     np.testing.assert_allclose(draws["b"].mean(0), fitted.sample(jax.random.key(1), 2_000)["b"].mean(0), atol=0.1)

@@ -13,7 +13,6 @@ import pymc as pm
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key, PyTree
 from pymc.backends.arviz import find_constants, find_observations
-from pymc.model.fgraph import clone_model
 from pymc.util import get_default_varnames
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
@@ -177,7 +176,7 @@ def from_pymc(model: Any) -> PyMCModel:
     values = [next(value for value in model.value_vars if value.name == name) for name in names]
     flat, unflatten = ravel_pytree({name: jnp.asarray(start[name], float) for name in names})
     shown = get_default_varnames(model.unobserved_value_vars, include_transformed=False)
-    of_rows: Any = model.logp(vars=model.observed_RVs, sum=False)
+    of_rows: Any = model.logp(vars=_observed(model), sum=False)
     try:
         likelihood = Graph.of(values, of_rows, unflatten(flat))
         prior = Graph.of(values, [model.logp(vars=[*model.free_RVs, *model.potentials])], unflatten(flat))
@@ -213,14 +212,26 @@ def predict(
     assert isinstance(model, PyMCModel)
     draws, found = as_groups(posterior_groups(model, result.sample_flat(posterior_key, num))), []
     seeds = np.random.default_rng(np.asarray(jax.random.bits(noise_key, (4,))))
-    source = clone_model(model.source)  # which the draws leave as it is
     for start in range(0, num, batch):
         some = draws.sel(draw=slice(start, start + batch - 1))
         made = pm.sample_posterior_predictive(
-            some, model=source, random_seed=int(seeds.integers(2**31)), progressbar=False
+            some,
+            model=model.source,
+            var_names=[rv.name for rv in _observed(model.source)],
+            random_seed=int(seeds.integers(2**31)),
+            progressbar=False,
         )
         found.append({str(name): one.values[0] for name, one in made["posterior_predictive"].items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def _observed(model: pm.Model) -> list[Any]:
+    """The observed variables, each once: `pm.sample_posterior_predictive` of PyMC 5.28 lists them again."""
+    return list(dict.fromkeys(model.observed_RVs))
+
+
+def _log_density_variables(model: pm.Model) -> list[Any]:
+    return [*model.free_RVs, *_observed(model), *model.potentials]
 
 
 def _labels(model: pm.Model) -> Labels:
@@ -248,8 +259,8 @@ def _check_supported(model: pm.Model) -> None:
             "`from_pymc` needs observed variables; a density of `pymc.sampling.jax.get_jaxified_logp` can be given to "
             "`quell.from_log_density`."
         )
-    scaled = [rv.name for rv in model.observed_RVs if type(rv.owner.op).__name__ == "MinibatchRandomVariable"]
-    whole: Any = model.logp()
+    scaled = [rv.name for rv in _observed(model) if type(rv.owner.op).__name__ == "MinibatchRandomVariable"]
+    whole: Any = model.logp(vars=_log_density_variables(model))
     drawn = [one for one in graph_inputs([whole]) if isinstance(one.type, RandomType)]
     if scaled or drawn:
         name = repr(scaled[0]) if scaled else "a variable"
@@ -263,7 +274,9 @@ def _check_log_density(read: PyMCModel) -> None:
     """Hold the log density against PyMC's own, at the start and near it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        density = read.source.compile_logp(mode=Mode("py", "fast_run"))  # no compiler of C, and all that is stable
+        density = read.source.compile_logp(  # no compiler of C, and all that is stable
+            vars=_log_density_variables(read.source), mode=Mode("py", "fast_run")
+        )
     steps = np.linspace(0.0, 1.0, POINTS)[:, None] * np.random.default_rng(0).uniform(-1, 1, (POINTS, read.dim))
     points = read.flat_latent + jnp.asarray(steps, read.flat_latent.dtype)
     ours = np.asarray(tiered_once(jax.vmap(read.log_joint))(points))
