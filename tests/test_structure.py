@@ -222,6 +222,42 @@ def test_equal_addends_are_one():
     np.testing.assert_array_equal(np.sort(group.weight), [333, 333, 334])
 
 
+SQUARES = np.random.default_rng(3)
+FEATURES, OUTCOMES = SQUARES.normal(size=(500, 3)), 50.0 + SQUARES.normal(size=500)
+PLACES, FLAGS = SQUARES.integers(0, 20, 500), SQUARES.integers(0, 2, 500)
+
+
+@pytest.mark.parametrize(
+    ("function", "dim", "most"),
+    [
+        (lambda z: -0.5 * jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2), 3, 4),
+        (lambda z: -0.5 * jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2) * jnp.exp(-2 * z[3]), 4, 4),
+        (lambda z: -0.5 * jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2) / jnp.exp(z[3]) ** 2, 4, 4),
+        (lambda z: jnp.vdot(OUTCOMES - FEATURES @ z[:3], OUTCOMES - FEATURES @ z[:3]), 3, 4),
+        (lambda z: -0.5 * jnp.sum(((OUTCOMES - z[PLACES]) / jnp.exp(z[20])) ** 2), 21, 21),
+        # one square of intercept and slope, one of the intercept in groups with both flags, one slope, one constant
+        (lambda z: -0.5 * jnp.sum(((OUTCOMES - z[PLACES] - z[20] * FLAGS) / jnp.exp(z[21])) ** 2), 22, 64),
+        (lambda z: jnp.sum(jnp.sign(FEATURES[:, 0]) * (OUTCOMES - FEATURES @ z[:3]) ** 2), 3, 8),
+        (lambda z: -jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2 * jnp.exp(z[3 + FLAGS])), 5, 8),
+        (lambda z: -jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2 * jnp.exp(z[3] + FEATURES[:, 0])), 4, 4),
+    ],
+    ids=["known", "regression", "quotient", "product", "intercepts", "slope", "signs", "scales", "offsets"],
+)
+def test_squares_of_many_rows_are_few(function, dim, most):
+    """By their QR decomposition, with all digits of the sum."""
+    structure = read_structure(function, dim)
+    assert sum(group.weight.size for group in structure.groups) <= most
+    expectation = Expectation.of(structure, jnp.float64)
+    for z in 0.5 * np.random.default_rng(0).normal(size=(3, dim)):
+        np.testing.assert_allclose(expectation.at(jnp.asarray(z)), function(jnp.asarray(z)), rtol=1e-12)
+
+
+def test_squares_of_few_rows_stay():
+    structure = read_structure(lambda z: -0.5 * jnp.sum((OUTCOMES[:4] - FEATURES[:4] @ z) ** 2), 3)
+    (group,) = structure.groups
+    np.testing.assert_allclose(np.sort(group.functions[0].weight, axis=0), np.sort(-FEATURES[:4], axis=0))
+
+
 def test_nothing_of_the_size_of_rows_times_coordinates_is_made():
     """Two coordinates a row, of very many."""
     size, rows = 5000, 20_000

@@ -335,6 +335,11 @@ class Expectation(eqx.Module):
         return sum(parts, zero) + LOST * jnp.finfo(zero.dtype).eps * size
 
     @property
+    def num_addends(self) -> int:
+        """That are not linear."""
+        return sum(group.weight.size for group in self.groups)
+
+    @property
     def num_evaluations(self) -> int:
         """Of addends at nodes, for one value."""
         return sum(group.weight.size * group.num_nodes(self.level) for group in self.groups)

@@ -120,10 +120,10 @@ class Starts(NamedTuple):
 
 def elsewhere(key: Key[Array, ""], problem: Problem, params: PyTree) -> PyTree:
     """The parameters with another location."""
-    model = problem.model
+    model, known = problem.model, problem.expectation
+    log_joint, size = (model.log_joint, model.num_data) if known is None else (known.at, known.num_addends)
     points = jax.random.uniform(key, (TRIED_POINTS, *params.loc.shape), params.loc.dtype, *START_BOX)
-
-    heights = jax.lax.map(model.log_joint, points, batch_size=max(1, VALUES_AT_ONCE // model.num_data))
+    heights = jax.lax.map(log_joint, points, batch_size=max(1, VALUES_AT_ONCE // max(1, size)))
     return params._replace(loc=points[jnp.argmax(jnp.nan_to_num(heights, nan=-jnp.inf, posinf=-jnp.inf))])
 
 

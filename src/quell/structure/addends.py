@@ -12,6 +12,7 @@ from quell.structure.instructions import Builder, Instruction, run
 from quell.structure.parts import NotUnderstood, Split
 from quell.structure.polynomials import polynomial_of
 from quell.structure.reading import Reading
+from quell.structure.squares import Squares, fewer, same_rows
 
 NARROW = 8
 """Coordinates that a linear function sees, up to which products share a group."""
@@ -86,7 +87,8 @@ def structure_of(reading: Reading, total: Form) -> Structure:
     np.add.at(slope, index[is_linear], weight[is_linear])
     index, weight = index[~is_linear], weight[~is_linear]
     groups, constant, num_others = _groups(reading, index, weight, np.zeros(index.size, int))
-    return Structure(float(total.offset) + constant, slope, [_distinct(one) for one in _joined(groups)], num_others)
+    groups = [_distinct(one) for one in _joined([_fewer_squares(one) for one in groups])]
+    return Structure(float(total.offset) + constant, slope, groups, num_others)
 
 
 def structure_of_rows(reading: Reading, sums: Form) -> Structure:
@@ -148,8 +150,11 @@ def _summed(groups: list[Addends]) -> list[Addends]:
 def _see_the_same(one: Addends, two: Addends) -> bool:
     if not one.instructions or not two.instructions or len(one.functions) != len(two.functions):
         return False
-    parts = [part for pair in zip(one.functions, two.functions, strict=True) for part in zip(*pair, strict=True)]
-    return np.array_equal(one.row, two.row) and all(np.array_equal(*each) for each in parts)
+    return np.array_equal(one.row, two.row) and all(map(_are_equal, one.functions, two.functions))
+
+
+def _are_equal(one: Form, two: Form) -> bool:
+    return one is two or all(map(np.array_equal, one, two))
 
 
 def _sum(one: Addends, two: Addends) -> Addends:
@@ -175,6 +180,25 @@ def _constant(group: Addends) -> float:
     return float(np.sum(group.weight * np.broadcast_to(np.asarray(values)[:, 0], group.weight.shape)))
 
 
+def _fewer_squares(group: Addends) -> Addends:
+    """A group of squares as one of fewer; others as they are."""
+    if group.instructions or len(group.factors) != 2 or group.factors[0] != group.factors[1]:
+        return group
+    root, size = group.functions[group.factors[0]], group.weight.size
+    none = Form(np.zeros((size, 0), int), np.zeros((size, 0)), np.zeros(size))
+    found = fewer(Squares(group.weight, root, none if group.exponent is None else group.functions[group.exponent]))
+    if found.weight.size == size:
+        return group
+    has_exponent = group.exponent is not None
+    return Addends(
+        weight=found.weight,
+        row=np.zeros(found.weight.size, int),
+        functions=[found.root, *([found.exponent] if has_exponent else [])],
+        factors=(0, 0),
+        exponent=1 if has_exponent else None,
+    )
+
+
 def _distinct(group: Addends) -> Addends:
     """Addends that are the same, such as those of rows with the same covariates and outcome, as one of more weight."""
     size = group.weight.size
@@ -182,9 +206,7 @@ def _distinct(group: Addends) -> Addends:
     numbers += [one.reshape(size, 1) for one in group.constants if one.size == size]
     if size == 1 or sum(one.shape[1] for one in numbers) > MOST_COMPARED:
         return group
-    table = np.ascontiguousarray(np.concatenate(numbers, axis=1, dtype=float))
-    rows = table.view(np.dtype((np.void, table.dtype.itemsize * table.shape[1])))[:, 0]
-    _, first, at = np.unique(rows, return_index=True, return_inverse=True)
+    first, at = same_rows(np.concatenate(numbers, axis=1))
     if first.size == size:
         return group
     return dataclasses.replace(
@@ -200,14 +222,13 @@ def _products(reading: Reading, numbers: np.ndarray, weights: np.ndarray, row: n
     """Addends as sums of products whose expectations are known; refused where they are not."""
     found = []
     for weight, factors, exponent, is_absolute in polynomial_of(reading, numbers):
-        functions = list(dict.fromkeys(map(id, factors)))
-        forms = [next(one for one in factors if id(one) == each) for each in functions]
+        forms = factors[:1] if len(factors) == 2 and _are_equal(*factors) else factors
         found.append(
             Addends(
                 weight=weights * weight,
                 row=row,
                 functions=[*forms, *([] if exponent is None else [exponent])],
-                factors=tuple(functions.index(id(one)) for one in factors),
+                factors=tuple(min(at, len(forms) - 1) for at in range(len(factors))),
                 exponent=None if exponent is None else len(forms),
                 is_absolute=is_absolute,
             )

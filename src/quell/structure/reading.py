@@ -124,8 +124,9 @@ class Reading:
         try:
             if step in self.sources and all((source >= 0).all() for source in self.sources[step]):
                 return self._moved(step)
-            found = self._linear(step) or self._support(step) or self._logarithm(step) or self._elementwise(step)
-            found = found or self._reduction(step) or self._running_product(step) or self._products(step)
+            found = self._linear(step) or self._support(step) or self._logarithm(step)
+            found = found or self._multiplied_out(step) or self._elementwise(step) or self._reduction(step)
+            found = found or self._running_product(step) or self._products(step)
             found = found or self._scattered(step) or self._solved(step)
         except NotLinear:
             found = None
@@ -220,6 +221,24 @@ class Reading:
         found = block.log.taken(number - block.first)
         return found.plus(Form.constant(np.log(flat.weight[:, 0]))).reshaped(form.shape)
 
+    def _multiplied_out(self, step: Step) -> Form | None:
+        """A sum of many unknowns times an exponential, as `sum(residuals**2) / scale**2` is: a sum of products."""
+        if step.name not in ("mul", "div"):
+            return None
+        shape = step.outputs[0].shape
+        one, two = (_broadcast_to(self.form(value), shape) for value in step.inputs)
+        if step.name == "mul" and two.width > one.width:
+            one, two = two, one
+        is_other = (one.weight != 0) & (one.seen >= self.dim)
+        if is_other.sum(axis=-1).max(initial=0) <= MOST_REDUCED or not two.width or self._log_of(two) is None:
+            return None
+        full, product = (*shape, one.width), self._product if step.name == "mul" else self._quotient
+        each = Form(one.seen[..., None], is_other[..., None].astype(float), np.zeros(full))
+        found = product(each, two.broadcast(full, tuple(range(len(shape)))))
+        others = Form(found.seen[..., 0], np.where(is_other, one.weight, 0.0), np.zeros(shape)).merged()
+        linear = Form(one.seen, np.where(is_other, 0.0, one.weight), one.offset).merged()
+        return others.plus(product(linear, two)) if linear.width or np.any(linear.offset) else others
+
     def _elementwise(self, step: Step) -> Form | None:
         is_rounded = step.name == "convert_element_type" and _is_real(step.inputs[0]) and not _is_real(step.outputs[0])
         if step.name not in ELEMENTWISE or is_rounded or any(_is_complex(one) for one in (*step.inputs, *step.outputs)):
@@ -306,7 +325,7 @@ class Reading:
             return form.transposed((*batch, *own, *inner)).reshaped(tuple(sizes))
 
         one, two = split(one, left, left_batch), split(two, right, right_batch)
-        if one.shape[2] > MOST_REDUCED:
+        if one.shape[2] > MOST_REDUCED and one.shape[1] * two.shape[1] > 1:
             return None
         full = (one.shape[0], one.shape[1], two.shape[1], one.shape[2])
         found = self._new_block(
