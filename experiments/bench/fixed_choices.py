@@ -23,7 +23,7 @@ Variates = tuple[ControlVariate, ...]
 
 def fixed_options(problem: Problem) -> list[FitOptions]:
     """One for each choice: the exact gradient, sets of variates, some with more samples."""
-    sampler = default_sampler(problem.model, natural=True)
+    sampler = default_sampler(problem, natural=True)
     candidates = candidate_variates(problem, sampler)
     sets = _unique([(), candidates, default_variates(problem, sampler), *_subsets(candidates)])
     found = [FitOptions(variates=one, sampler=sampler) for one in sets]
@@ -37,7 +37,7 @@ def fixed_options(problem: Problem) -> list[FitOptions]:
 
 def base_options(problem: Problem) -> FitOptions:
     """The base gradient alone."""
-    return FitOptions(variates=(), sampler=default_sampler(problem.model, natural=True))
+    return FitOptions(variates=(), sampler=default_sampler(problem, natural=True))
 
 
 def _subsets(candidates: Variates) -> list[Variates]:

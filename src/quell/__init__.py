@@ -111,4 +111,6 @@ def __getattr__(name: str) -> Any:
         return adapters.from_numpyro
     if name == "from_pymc":
         return adapters.from_pymc
+    if name == "Flow":
+        return adapters.Flow
     raise AttributeError(f"module 'quell' has no attribute {name!r}")

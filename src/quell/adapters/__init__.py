@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries: NumPyro and PyMC models in, losses for NumPyro's SVI out, results for ArviZ; imported when used."""
+"""Other libraries: NumPyro and PyMC models and flowjax's flows in, losses for NumPyro's SVI and results for ArviZ out."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,6 +7,7 @@ from quell.adapters.log_density import LogDensityModel as LogDensityModel
 from quell.adapters.log_density import from_log_density as from_log_density
 
 if TYPE_CHECKING:
+    from quell.adapters.flowjax import Flow as Flow
     from quell.adapters.numpyro.model import NumPyroModel as NumPyroModel
     from quell.adapters.numpyro.model import from_numpyro as from_numpyro
     from quell.adapters.numpyro.svi import SVI as SVI
@@ -17,12 +18,14 @@ if TYPE_CHECKING:
 _MODULES = {
     **{name: "numpyro.model" for name in ("NumPyroModel", "from_numpyro")},
     **{name: "numpyro.svi" for name in ("SVI", "EnsembleELBO")},
+    "Flow": "flowjax",
     **{name: "pymc" for name in ("PyMCModel", "from_pymc")},
 }
 
 __all__ = [
     "SVI",
     "EnsembleELBO",
+    "Flow",
     "LogDensityModel",
     "NumPyroModel",
     "PyMCModel",

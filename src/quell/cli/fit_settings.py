@@ -114,7 +114,7 @@ class FitSettings:
 
     def sampler(self, problem: quell.Problem) -> quell.Sampler:
         """The default sampler for the optimiser, with `batch_size` if it was given."""
-        sampler = default_sampler(problem.model, natural=self.learning_rate is None)
+        sampler = default_sampler(problem, natural=self.learning_rate is None)
         if self.batch_size is None:
             return sampler
         replicates = sampler.num_replicates if self.learning_rate is None else 1

@@ -3,6 +3,7 @@
 
 from quell.estimators.base import AbstractEstimator as AbstractEstimator
 from quell.estimators.bonnet_price import BonnetPrice as BonnetPrice
+from quell.estimators.change_of_variables import ChangeOfVariables as ChangeOfVariables
 from quell.estimators.conditional import ConditionalScoreFunction as ConditionalScoreFunction
 from quell.estimators.local import LocalReparameterization as LocalReparameterization
 from quell.estimators.paper import ClosedForm as ClosedForm

@@ -53,6 +53,10 @@ class AbstractGradientAlgebra(ABC):
         """The default path of gradients with noise and gradient exchanged in the scale's part."""
         raise NotImplementedError("refused before: the family has no triangular scale")
 
+    def change_of_variables(self) -> FactoredGradient:
+        r"""\(\nabla_w \log q_w(T_w(\epsilon))\), of the density and of the latent at once."""
+        raise NotImplementedError("refused before: the family has no log density without an inverse")
+
     @abstractmethod
     def dense(self, gradient: FactoredGradient) -> PyTree[Float[Array, "sample ..."]]:
         """The gradient as parameter-shaped arrays with a leading replicate axis."""

@@ -30,6 +30,7 @@ class Capability(enum.Enum):
     GENERALIZED = "generalized reparameterization"
     TRIANGULAR_SCALE = "triangular scale matrix"
     RELAXATION = "continuous relaxation"
+    FORWARD_DENSITY = "log density of its samples without an inverse"
 
 
 class AbstractFamily(eqx.Module):
@@ -48,6 +49,7 @@ class AbstractFamily(eqx.Module):
     | `GENERALIZED` | `generalized` |
     | `TRIANGULAR_SCALE` | `transposed` of its algebra |
     | `RELAXATION` | `latent` of a `Relaxation` |
+    | `FORWARD_DENSITY` | `forward_log_prob` |
 
     Gradients come from differentiating `sample`, one parameter-shaped array per replicate, unless the family brings a
     factored `algebra` of its own.
@@ -169,3 +171,18 @@ class AbstractFamily(eqx.Module):
             noise: one row of base noise.
         """
         raise NotImplementedError(self.refuses(Capability.GENERALIZED))
+
+    def forward_log_prob(self, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, ""]:
+        r"""\(\log q_w(T_w(\epsilon))\) of the latent that `sample` makes of the noise, by the change of variables."""
+        raise NotImplementedError(self.refuses(Capability.FORWARD_DENSITY))
+
+    # Fits that begin with another family
+
+    @property
+    def begins_with(self) -> "AbstractFamily | None":
+        """A Gaussian family that is fitted first, for `around`; none by default."""
+        return None
+
+    def around(self, gaussian: Gaussian) -> "AbstractFamily":
+        """This family, with parameters from `init` that are a fitted Gaussian."""
+        raise NotImplementedError(f"{type(self).__name__} begins with no other family.")

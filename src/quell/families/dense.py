@@ -71,8 +71,7 @@ class DenseAlgebra(AbstractGradientAlgebra):
         num = self.noise.shape[0]
         total = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape), leaf.dtype), self.params)
         for path in gradient.paths:
-            latent = functools.partial(self.family.latent, path.transport)
-            carried = self._carry_back(("path", path.transport), latent, path.cotangent)
+            carried = self._carry_back(("path", path.transport), self._function(path.transport), path.cotangent)
             total = jax.tree.map(jnp.add, total, carried)
         for exact in gradient.exacts:
             weight = jnp.ones(num, self.noise.dtype) if exact.weight is None else exact.weight
@@ -82,7 +81,24 @@ class DenseAlgebra(AbstractGradientAlgebra):
         return total
 
     def pullback(self, gradient: FactoredGradient) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.dense(gradient))
+        """All replicates at once go back through a map, so that no array for each is made."""
+        num = self.noise.shape[0]
+        rest = FactoredGradient(exacts=gradient.exacts, dense=gradient.dense)
+        total = jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), self.dense(rest))
+        if not gradient.paths:
+            return total
+        functions = [self._function(path.transport) for path in gradient.paths]
+
+        def images(params: PyTree) -> list[Array]:
+            return [jax.vmap(lambda row, map_=one: map_(params, row))(self.noise) for one in functions]
+
+        cotangents = [(path.cotangent / num).astype(self.noise.dtype) for path in gradient.paths]
+        (carried,) = jax.vjp(images, self.params)[1](cotangents)
+        return jax.tree.map(jnp.add, total, carried)
+
+    def _function(self, transport: AbstractTransport) -> Callable[[PyTree, Array], Array]:
+        """The map of parameters and a row of noise that a path goes back through."""
+        return functools.partial(self.family.latent, transport)
 
     def _carry_back(self, name: Hashable, function: Callable[..., Any], cotangent: PyTree) -> PyTree:
         """Carry cotangents of a function of (params, row of noise) back to the parameters, replicate by replicate."""

@@ -57,3 +57,9 @@ r"""\(z = \mu + (LL^\top)^{1/2}\epsilon\), the paper's RP2."""
 
 MIRRORED = Transport("mirrored")
 r"""The default map with the noise turned round, \(z = \mu - L\epsilon\)."""
+
+DENSITY = Transport("density")
+r"""Not to a latent but to the log density of the sample, \(\log q_w(T_w(\epsilon))\), of a flow."""
+
+MIRRORED_DENSITY = Transport("mirrored density")
+r"""The same of the sample that `MIRRORED` makes."""

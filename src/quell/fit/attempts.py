@@ -38,6 +38,33 @@ class Task(NamedTuple):
         return FitPlan.of(*self, level, may_take_newton=may_take_newton)
 
 
+def fit_task(task: Task, bar: ProgressBar) -> list[FitResult]:
+    """Run the fits, after that of a Gaussian for a family that begins with one; the better of both is returned."""
+    family = task.family.begins_with
+    if family is None or task.options.params is not None:
+        return results_of(task, task.plan(), bar)
+    options = FitOptions(steps=task.options.steps, mesh=task.options.mesh, khat=task.options.khat)
+    first = Task(options, task.model, family, task.key if task.key.ndim == 0 else task.key[0])
+    gaussian = results_of(first, first.plan(), bar)[0]
+    if gaussian.status in (Status.DIVERGED, Status.INTERRUPTED):
+        return [gaussian] * task.key.size
+    task = task._replace(family=task.family.around(family.gaussian(gaussian.params)))
+    return [_better_than(gaussian, one) for one in results_of(task, task.plan(), bar)]
+
+
+def _better_than(gaussian: FitResult, flow: FitResult) -> FitResult:
+    """The fit of a family that began with a Gaussian, or that Gaussian, which it may be worse than."""
+    name, before = type(gaussian.problem.family).__name__, gaussian.sampled_elbo
+    if not flow.sampled_elbo.value >= before.value:
+        reason = f"{type(flow.problem.family).__name__} was not better than the {name} it began with, which is returned."
+        choice = None if gaussian.choice is None else dataclasses.replace(gaussian.choice, reason=reason)
+        return dataclasses.replace(_after(flow, gaussian), choice=choice)
+    choice = flow.choice
+    if choice is not None:
+        choice = dataclasses.replace(choice, reason=f"Around a {name} of ELBO {before.value:.2f}. {choice.reason}")
+    return dataclasses.replace(_after(gaussian, flow), choice=choice)
+
+
 def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     """Run the fits, and others where they were not enough.
 

@@ -11,7 +11,6 @@ from quell.evaluation import Problem, Sampler
 from quell.families import Capability
 from quell.fit.choice import Choice
 from quell.fit.natural_gradient import has_natural_gradient, natural_gradient
-from quell.models import AbstractModel
 
 LARGEST_FULL = 2000
 """Up to this many data a step sees all of them."""
@@ -19,6 +18,15 @@ LARGEST_FULL = 2000
 NATURAL_REPLICATES, FULL_REPLICATES = 10, 4
 """Of a natural-gradient step, and of another one that sees all data: on a few thousand rows four samples take little
 longer than one."""
+
+ADAM_RATE = 0.05
+"""Of the first step; the rate falls to zero along a cosine."""
+
+FLOW_REPLICATES, FLOW_RATE = 64, 0.03
+"""Of a step of a flow: so many samples go through its networks in little more time than a few."""
+
+FLOW_EVERY = 20
+"""Steps of a flow between those that take inner products, which need a gradient of all parameters for each sample."""
 
 DEFAULT_BATCH_SIZE = 100
 
@@ -44,19 +52,21 @@ WARM_UP_STEPS = 10
 """First steps of a fit that chooses its variates, which learn weights and do not move."""
 
 
-def default_sampler(model: AbstractModel, *, natural: bool) -> Sampler:
-    """All data where they are few. Natural-gradient steps are few and long: they take more samples each.
+def default_sampler(problem: Problem, *, natural: bool) -> Sampler:
+    """All data where they are few. Natural-gradient steps are few and long: they take more samples each, as flows do.
 
     A step never sees all data on disk. The default does not depend on the devices, so that any number of them gives the
     same fit.
 
     Args:
-        model: with its data.
+        problem: model and family.
         natural: whether steps follow the natural gradient.
     """
+    model = problem.model
     is_on_disk = on_disk(model.data)
     sees_all = model.num_data <= LARGEST_FULL and not is_on_disk
     replicates = NATURAL_REPLICATES if natural else FULL_REPLICATES if sees_all else 1
+    replicates = FLOW_REPLICATES if _is_flow(problem) else replicates
     if sees_all:
         return Sampler(replicates)
     most = max(1, most_rows(model.data) // (DISK_SHARE * replicates)) if is_on_disk else DEFAULT_BATCH_SIZE
@@ -73,7 +83,8 @@ def default_rule(problem: Problem, *, natural: bool, is_auto: bool) -> Rule:
     """
     if natural and problem.family.refuses(Capability.NATURAL_METRIC) is None:
         return Rule(v0=PRIOR_STRENGTH, metric="natural")
-    return Rule(v0=PRIOR_STRENGTH / problem.model.num_data) if is_auto else Rule()
+    every = FLOW_EVERY if _is_flow(problem) else 1
+    return Rule(v0=PRIOR_STRENGTH / problem.model.num_data, every=every) if is_auto else Rule(every=every)
 
 
 def default_optimizer(
@@ -88,7 +99,7 @@ def default_optimizer(
         anneals: whether the rate of natural-gradient steps falls too.
     """
     if not has_natural_gradient(problem.family):
-        return _adam(moving_steps(steps))
+        return _adam(moving_steps(steps), FLOW_RATE if _is_flow(problem) else ADAM_RATE)
     if anneals:
         return natural_gradient(problem, _falling(ANNEALED_RATE, moving_steps(steps)), scale_rate=ANNEALED_SCALE_RATE)
     if not exact:
@@ -115,10 +126,14 @@ def warm_up_until(choice: Choice | None, steps: int) -> int:
     return WARM_UP_STEPS if learns and moving_steps(steps) < steps else 0
 
 
+def _is_flow(problem: Problem) -> bool:
+    return problem.family.refuses(Capability.FORWARD_DENSITY) is None
+
+
 @functools.cache
-def _adam(steps: int) -> optax.GradientTransformation:
+def _adam(steps: int, rate: float) -> optax.GradientTransformation:
     """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(_falling(0.05, steps))
+    return optax.adam(_falling(rate, steps))
 
 
 @functools.cache

@@ -4,8 +4,8 @@
 import importlib
 from typing import Any
 
-LIBRARIES = {"numpyro": "NumPyro", "pymc": "PyMC"}
-"""What adapters are named after, by their folder or file."""
+LIBRARIES = {"flowjax": ("flowjax", "flows"), "numpyro": ("NumPyro", "numpyro"), "pymc": ("PyMC", "pymc")}
+"""What adapters are named after, by their folder or file: the library, and the extra that installs it."""
 
 
 def adapter(module: str, asker: str) -> Any:
@@ -19,7 +19,7 @@ def adapter(module: str, asker: str) -> Any:
     try:
         return importlib.import_module(f"quell.adapters.{module}")
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in (library, "pytensor"):
+        if (error.name or "").partition(".")[0] not in (library, "paramax", "pytensor"):
             raise
-        name = LIBRARIES[library]
-        raise ModuleNotFoundError(f"{asker} needs {name}; try `pip install 'quell[{library}]'`.") from error
+        name, extra = LIBRARIES[library]
+        raise ModuleNotFoundError(f"{asker} needs {name}; try `pip install 'quell[{extra}]'`.") from error

@@ -109,7 +109,7 @@ def choose(
         gives_up = options.checkpoint is None  # which has no place for the fit that would take over
         newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up)
         return Method(newton, Choice("common draws", (), reason))
-    sampler = options.sampler or default_sampler(model, natural=natural)
+    sampler = options.sampler or default_sampler(problem, natural=natural)
     base = options.base or default_base(problem)
     if not is_auto:
         return method(Gradient(problem, options.variates, base=base, sampler=sampler, rule=rule), None)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Key
 
 from quell.core.checks import check_count, check_key
 from quell.families import AbstractFamily
-from quell.fit.attempts import Task, results_of
+from quell.fit.attempts import Task, fit_task
 from quell.fit.extras import adapter
 from quell.fit.family_choice import FamilyLike, choose_family
 from quell.fit.options import FitKeywords, FitOptions, listed_variates, shows_options
@@ -152,7 +152,7 @@ def _fit(
         model, family = _read(model, args, family)
         chosen, reading = choose_family(family, model.dim), time.perf_counter() - began
         task = Task(options, model, chosen.family, key)
-        results = [_told(one, chosen.reason, reading) for one in results_of(task, task.plan(), bar)]
+        results = [_told(one, chosen.reason, reading) for one in fit_task(task, bar)]
     diverged = [number for number, result in enumerate(results) if result.status is Status.DIVERGED]
     if diverged:
         which = "The fit" if key.ndim == 0 else f"{len(diverged)} of {len(results)} fits diverged; fit {diverged[0]}"

@@ -7,6 +7,7 @@ from jaxtyping import Array, Float
 
 from quell.estimators import (
     AbstractEstimator,
+    ChangeOfVariables,
     ClosedForm,
     GeneralizedReparameterization,
     Reparameterization,
@@ -79,7 +80,8 @@ class BaseGradient(eqx.Module):
 def default_base(problem: Problem) -> BaseGradient:
     """The base gradient that suits a family: a path where there is one, else a path for a part, else scores.
 
-    The variational term has a closed form where the entropy has one, and is sampled elsewhere.
+    The variational term has a closed form where the entropy has one. Elsewhere it is sampled, by the change of variables
+    where that needs no inverse.
     """
     family = problem.family
     main: AbstractEstimator = ScoreFunction()
@@ -87,4 +89,5 @@ def default_base(problem: Problem) -> BaseGradient:
         main = Reparameterization()
     elif family.refuses(Capability.GENERALIZED) is None:
         main = GeneralizedReparameterization()
-    return BaseGradient(main, main, ClosedForm() if family.refuses(Capability.ENTROPY) is None else main)
+    variational = main if family.refuses(Capability.FORWARD_DENSITY) else ChangeOfVariables()
+    return BaseGradient(main, main, ClosedForm() if family.refuses(Capability.ENTROPY) is None else variational)

@@ -78,7 +78,7 @@ class SweepPlan:
         rates = checked_rates(learning_rates)
         rated = with_rate_in_state(optimizer)
         common = FitOptions(variates=(), optimizer=rated, **options)
-        sampler = common.sampler or default_sampler(problem.model, natural=is_natural(rated))
+        sampler = common.sampler or default_sampler(problem, natural=is_natural(rated))
         plan = cls(problem, rates, named_subsets(subsets, problem, sampler), num_seeds, key, optimizer, common)
         for name in plan.subsets:
             plan.fit_plan(name)  # refuses what cannot be fitted before anything is
