@@ -15,6 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flowjax.bijections import Affine
+from flowjax.distributions import StandardNormal
+from flowjax.flows import masked_autoregressive_flow
 
 import quell
 from exact import Rule, enumeration, exact_draw, gauss_hermite, gaussian_plane, half_line, unit_interval
@@ -22,6 +25,7 @@ from quell.approximations import AbstractApproximation, approximate, refuses_to_
 from quell.estimators import AbstractEstimator
 from quell.evaluation import Evaluation
 from quell.families import AbstractFamily
+from quell.families.gaussian import Gaussian
 from quell.models import AbstractModel
 from quell.terms import AbstractTerm, elbo, joint
 
@@ -177,6 +181,26 @@ def _shifted_log_normal() -> FamilyEntry:
     return FamilyEntry(ShiftedLogNormal(2), params, noise, latent)
 
 
+def _flow() -> FamilyEntry:
+    """Small, around a Gaussian, and moved from it."""
+    made = masked_autoregressive_flow(
+        jax.random.key(0),
+        base_dist=StandardNormal((2,)),
+        transformer=Affine(),
+        flow_layers=2,
+        nn_width=2,
+        nn_activation=jnp.tanh,
+        invert=False,
+    )
+    factor = jnp.array([[0.6, 0.0], [0.2, 0.5]])
+    family = quell.Flow(2, made).around(Gaussian(jnp.array([0.3, -0.2]), factor=factor))
+    params = jax.tree.map(lambda x: x + 0.1 * jnp.cos(jnp.arange(x.size)).reshape(x.shape), family.init(dtype=float))
+    noise = gauss_hermite(30).power(2)
+    latents = jax.vmap(lambda row: family.sample(params, row))(noise.nodes)
+    density = np.exp(jax.vmap(lambda row: family.forward_log_prob(params, row))(noise.nodes))
+    return FamilyEntry(family, params, noise, Rule(np.asarray(latents), noise.weights / density))
+
+
 FAMILIES: dict[str, FamilyEntry] = {
     "mean-field": _location_scale(quell.MeanField(2, init_scale=1.0)),
     "mean-field raw": _location_scale(quell.MeanField(2, log_scale=False, init_scale=1.0)),
@@ -191,6 +215,7 @@ FAMILIES: dict[str, FamilyEntry] = {
     "blocks": _product({"plain": quell.MeanField(1, init_scale=0.7), "pair": quell.FullRank(2, init_scale=0.5)}),
     "mixed blocks": _product({"weight": quell.MeanField(1, init_scale=0.7), "switch": quell.Bernoulli(2)}),
     "sampling and density": _shifted_log_normal(),
+    "flow": _flow(),
 }
 
 
@@ -225,6 +250,7 @@ CASES: dict[str, tuple[str, str, int | None]] = {
         ("function", "mean-field", None),
         ("function", "full-rank", 2),
         ("function", "sampling and density", 2),
+        ("function", "flow", 2),
         ("rates", "gamma", 2),
         ("chances", "beta", 2),
         ("waves in two", "bernoulli", 1),
@@ -269,6 +295,7 @@ ESTIMATORS: dict[str, AbstractEstimator] = {
         quell.ScoreFunction(quell.SYMMETRIC),
         quell.ScoreFunction(quell.MIRRORED),
         quell.ConditionalScoreFunction(),
+        quell.ChangeOfVariables(),
         quell.ClosedForm(),
         quell.ClosedForm(full_data=True),
     )

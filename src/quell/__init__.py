@@ -27,6 +27,7 @@ from quell.data import DiskRows as DiskRows
 from quell.data import rows_from_iterator as rows_from_iterator
 from quell.data import rows_from_parquet as rows_from_parquet
 from quell.estimators import BonnetPrice as BonnetPrice
+from quell.estimators import ChangeOfVariables as ChangeOfVariables
 from quell.estimators import ClosedForm as ClosedForm
 from quell.estimators import ConditionalScoreFunction as ConditionalScoreFunction
 from quell.estimators import GeneralizedReparameterization as GeneralizedReparameterization

@@ -189,7 +189,7 @@ def _default_bijection(dim: int) -> bijections.AbstractBijection:
     layers: list[Any] = []
     for key in jax.random.split(jax.random.key(0), LAYERS):
         layer = bijections.MaskedAutoregressive(
-            key, transformer=bijections.Affine(), dim=dim, nn_width=WIDTH, nn_depth=1, nn_activation=jnp.tanh
+            key, transformer=bijections.Affine(), dim=dim, nn_width=WIDTH, nn_depth=1, nn_activation=jax.nn.silu
         )
         layers += [layer, bijections.Flip((dim,))]
     return bijections.Chain(layers)

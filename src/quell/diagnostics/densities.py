@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
+from quell.core.checks import check_count, check_key
 from quell.core.tiers import tiered_jit
 from quell.data.access import num_rows, row_blocks
 from quell.evaluation import Problem
-from quell.families.sample import draw_latents
 from quell.models import AbstractModel
 
 DATA_CHUNK = 2**13
@@ -65,9 +65,10 @@ def score_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int
 
     Cost: `num` evaluations of the likelihood of all data, in chunks of both.
     """
-    latents = draw_latents(key, problem.family, params, num)
-    prior, log_q = jax.device_get(_prior_and_q(problem, params, latents))
-    log_p = prior.astype(np.float64)
+    check_key(key)
+    check_count("num", num)
+    latents, log_q, prior = _draws(problem, params, key, num)
+    log_q, log_p = np.asarray(log_q), np.array(prior, np.float64)
     for _, rows in row_blocks(problem.model.data, DATA_CHUNK):
         log_p += np.asarray(_likelihoods(jnp.sum, problem.model, rows, latents))
     size = np.nan_to_num(np.maximum(np.abs(log_p), np.abs(log_q)), posinf=0.0).max()
@@ -88,11 +89,13 @@ def log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]
 
 
 @tiered_jit
-def _prior_and_q(problem: Problem, params: PyTree, latents: Float[Array, "sample latent"]) -> tuple[Array, Array]:
-    def one(z: Float[Array, "latent"]) -> tuple[Array, Array]:
-        return problem.model.prior.log_prob(z), problem.family.log_prob(params, z)
-
-    return jax.lax.map(one, latents, batch_size=_batch_size(latents, DATA_CHUNK))
+def _draws(problem: Problem, params: PyTree, key: Key[Array, ""], num: int) -> tuple[Array, Array, Array]:
+    """Latents, as `draw_latents` makes them, with their density and that of the prior."""
+    family = problem.family
+    algebra = family.algebra(params, family.noise(key, num, jax.tree.leaves(params)[0].dtype))
+    latents = algebra.latents(family.sampling)
+    prior = jax.lax.map(problem.model.prior.log_prob, latents, batch_size=_batch_size(latents, DATA_CHUNK))
+    return latents, algebra.log_probs(family.sampling), prior
 
 
 @tiered_jit

@@ -22,7 +22,7 @@ class ChangeOfVariables(AbstractEstimator):
 
     @property
     def name(self) -> str:
-        return "cv"
+        return "forward"
 
     @property
     def has_score(self) -> bool:

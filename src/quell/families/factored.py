@@ -18,10 +18,10 @@ from quell.families.transport import AbstractTransport
 
 
 class Path(eqx.Module):
-    """Cotangents of the latents, one per replicate, to be carried back through a transport."""
+    """Cotangents of what a transport makes, a latent or a log density, one per replicate, to be carried back."""
 
     transport: AbstractTransport = eqx.field(static=True)
-    cotangent: Float[Array, "sample latent"]
+    cotangent: Float[Array, "sample *image"]
 
 
 class Exact(eqx.Module):
@@ -60,7 +60,7 @@ class FactoredGradient(eqx.Module):
     dense: PyTree[Float[Array, "sample ..."]] | None = None
 
     @classmethod
-    def from_path(cls, transport: AbstractTransport, cotangent: Float[Array, "sample latent"]) -> "FactoredGradient":
+    def from_path(cls, transport: AbstractTransport, cotangent: Float[Array, "sample *image"]) -> "FactoredGradient":
         """One path and nothing else."""
         return cls(paths=(Path(transport, cotangent),))
 
@@ -69,7 +69,7 @@ class FactoredGradient(eqx.Module):
         """One shared value and nothing else."""
         return cls(exacts=(Exact(value, weight),))
 
-    def cotangent(self, transport: AbstractTransport) -> Float[Array, "sample latent"] | None:
+    def cotangent(self, transport: AbstractTransport) -> Float[Array, "sample *image"] | None:
         """Of the path through a transport; `None` if there is none."""
         return next((path.cotangent for path in self.paths if path.transport == transport), None)
 

@@ -19,10 +19,7 @@ NATURAL_REPLICATES, FULL_REPLICATES = 10, 4
 """Of a natural-gradient step, and of another one that sees all data: on a few thousand rows four samples take little
 longer than one."""
 
-ADAM_RATE = 0.05
-"""Of the first step; the rate falls to zero along a cosine."""
-
-FLOW_REPLICATES, FLOW_RATE = 64, 0.03
+FLOW_REPLICATES = 64
 """Of a step of a flow: so many samples go through its networks in little more time than a few."""
 
 FLOW_EVERY = 20
@@ -99,7 +96,7 @@ def default_optimizer(
         anneals: whether the rate of natural-gradient steps falls too.
     """
     if not has_natural_gradient(problem.family):
-        return _adam(moving_steps(steps), FLOW_RATE if _is_flow(problem) else ADAM_RATE)
+        return _adam(moving_steps(steps))
     if anneals:
         return natural_gradient(problem, _falling(ANNEALED_RATE, moving_steps(steps)), scale_rate=ANNEALED_SCALE_RATE)
     if not exact:
@@ -131,9 +128,9 @@ def _is_flow(problem: Problem) -> bool:
 
 
 @functools.cache
-def _adam(steps: int, rate: float) -> optax.GradientTransformation:
+def _adam(steps: int) -> optax.GradientTransformation:
     """One object for each number of steps, so that a second fit finds the program that the first compiled."""
-    return optax.adam(_falling(rate, steps))
+    return optax.adam(_falling(0.05, steps))
 
 
 @functools.cache

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flows of flowjax: around a fitted Gaussian, with densities and scores that need no inverse."""
+
+import sys
+
+import flowjax.flows as flows
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from flowjax.bijections import Invert
+from flowjax.distributions import Cauchy, StandardNormal, Transformed
+
+import quell
+from quell.adapters import flowjax as adapter
+from quell.evaluation import Evaluation, Problem, Sampler
+from quell.families.gaussian import Gaussian
+
+KEY = jax.random.key(0)
+
+
+def banana():
+    x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(x**2 - 1.0, 0.3))
+    numpyro.sample("nothing", dist.Normal(0.0, 1.0), obs=0.0)
+
+
+def gaussian():
+    x = numpyro.sample("x", dist.Normal(1.0, 2.0))
+    numpyro.sample("y", dist.Normal(x, 0.5), obs=0.3)
+
+
+def made(kind, dim=3):
+    """A flow of flowjax."""
+    options = {"coupling_flow": {"nn_width": 8}, "masked_autoregressive_flow": {"nn_width": 8}}.get(kind, {})
+    return getattr(flows, kind)(KEY, base_dist=StandardNormal((dim,)), flow_layers=2, invert=False, **options)
+
+
+def moved(family):
+    """Parameters away from the start, in double precision."""
+    params = family.init(dtype=jnp.float64)
+    return jax.tree.map(lambda leaf: leaf + 0.1 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), params)
+
+
+@pytest.mark.parametrize("kind", ["coupling_flow", "masked_autoregressive_flow"])
+def test_flows_with_networks_begin_as_the_gaussian(kind):
+    factor = jnp.asarray(np.linalg.cholesky(np.array([[2.0, 0.5, 0.1], [0.5, 1.0, -0.3], [0.1, -0.3, 0.7]])))
+    mean = jnp.array([1.0, -2.0, 0.5])
+    family = quell.Flow(3, made(kind)).around(Gaussian(mean, factor=factor))
+    for z in np.random.default_rng(0).normal(size=(3, 3)):
+        expected = jax.scipy.stats.multivariate_normal.logpdf(z, mean, factor @ factor.T)
+        np.testing.assert_allclose(family.log_prob(family.init(), jnp.asarray(z)), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["coupling_flow", "masked_autoregressive_flow", "default", "one"])
+@pytest.mark.parametrize("transport", [quell.families.SAMPLE, quell.MIRRORED])
+def test_densities_and_scores_are_those_of_the_inverse(kind, transport):
+    dim = 1 if kind == "one" else 3
+    family = quell.Flow(dim, None if kind in ("default", "one") else made(kind))
+    family = family.around(Gaussian(jnp.arange(float(dim)), factor=0.5 * jnp.tril(jnp.ones((dim, dim)))))
+    params, noise = moved(family), jnp.asarray(np.random.default_rng(1).normal(size=(4, dim)))
+    algebra = family.algebra(params, noise)
+    z = algebra.latents(transport)
+    density = jax.vmap(lambda at: family.log_prob(params, at))(z)
+    np.testing.assert_allclose(algebra.log_probs(transport), density, atol=1e-9)
+    slopes = jax.vmap(jax.grad(lambda at: family.log_prob(params, at)))(z)
+    np.testing.assert_allclose(algebra.log_prob_grads(transport), slopes, atol=1e-8)
+    weight = jnp.array([1.0, -2.0, 0.5, 3.0])
+    scores = jax.vmap(lambda at, w: jax.grad(lambda one: w * family.log_prob(one, at))(params))(z, weight)
+    found = algebra.score(weight, transport)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=1e-8), algebra.dense(found), scores)
+    means = jax.tree.map(lambda leaf: leaf.mean(0), scores)
+    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=1e-8), algebra.pullback(found), means)
+
+
+def test_the_change_of_variables_is_the_path_and_the_score():
+    model = quell.from_numpyro(banana)
+    family = quell.Flow(2)
+    draw = Sampler(5).draw(KEY, family, 1, jnp.float64)
+    evaluation = Evaluation(Problem(model, family), moved(family), draw)
+    whole = quell.ChangeOfVariables().estimate(evaluation, quell.Variational())
+    path = quell.Reparameterization().estimate(evaluation, quell.Variational())
+    score = quell.ScoreFunction().estimate(evaluation, quell.Score())
+    one, two = (evaluation.algebra.dense(each) for each in (whole, path + score))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), one, two)
+
+
+def test_a_bent_posterior_is_fitted():
+    """The evidence is that of the datum; the best Gaussian is 0.77 nats below it."""
+    evidence = float(dist.Normal(0.0, 1.0).log_prob(0.0))
+    result = quell.fit(quell.from_numpyro(banana), quell.Flow, key=KEY, steps=1000)
+    assert evidence - 0.06 < result.final_elbo.value < evidence + 0.01
+    assert result.final_khat.value < 0.75
+    assert "Around a FullRank of ELBO -1.6" in result.choice.reason
+    assert repr(result.problem.family) == "Flow(dim=2, num_params=456)"
+    draws = result.sample(jax.random.key(1), 20_000)
+    np.testing.assert_allclose(jnp.mean(draws["y"] - draws["x"] ** 2 + 1.0), 0.0, atol=0.05)
+
+
+def test_what_is_returned_is_never_below_the_gaussian():
+    """Steps that are far too long end somewhere else."""
+    model = quell.from_numpyro(gaussian)
+    result = quell.fit(model, quell.Flow(1), key=KEY, steps=40, optimizer=optax.sgd(1e3))
+    assert isinstance(result.problem.family, quell.FullRank)
+    assert "was not better than the FullRank" in result.choice.reason
+    np.testing.assert_allclose(result.final_elbo.value, dist.Normal(1.0, 4.25**0.5).log_prob(0.3), atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["block_neural_autoregressive_flow", "coupling_flow", "planar_flow", "triangular_spline_flow"]
+)
+def test_other_flows_are_fitted(kind):
+    result = quell.fit(quell.from_numpyro(banana), quell.Flow(2, made(kind, 2)), key=KEY, steps=1000)
+    assert result.final_elbo.value > -1.5
+
+
+def test_the_gaussian_of_many_coordinates_is_mean_field():
+    family = quell.Flow(3)
+    assert isinstance(family.begins_with, quell.FullRank)
+    assert isinstance(quell.Flow(401).begins_with, quell.MeanField)
+    around = family.around(Gaussian(jnp.arange(3.0), variance=jnp.array([1.0, 4.0, 9.0])))
+    np.testing.assert_allclose(around.sample(around.init(), jnp.ones(3)), [1.0, 3.0, 5.0])
+    expected = jax.scipy.stats.norm.logpdf(jnp.zeros(3), jnp.arange(3.0), jnp.array([1.0, 2.0, 3.0])).sum()
+    np.testing.assert_allclose(around.log_prob(around.init(), jnp.zeros(3)), expected)
+
+
+def test_flows_that_do_not_suit_are_refused():
+    with pytest.raises(TypeError, match="distribution of flowjax"):
+        quell.Flow(2, "coupling")
+    with pytest.raises(ValueError, match="shape \\(2,\\)"):
+        quell.Flow(2, made("coupling_flow", 3))
+    slow = flows.masked_autoregressive_flow(KEY, base_dist=StandardNormal((2,)))
+    assert isinstance(slow.bijection, Invert)
+    with pytest.raises(ValueError, match="invert=False"):
+        quell.Flow(2, slow)
+    with pytest.raises(ValueError, match="StandardNormal"):
+        quell.Flow(2, Transformed(Cauchy(jnp.ones(2)), made("coupling_flow", 2).bijection))
+    with pytest.raises(ValueError, match="at least 1"):
+        quell.Flow(0)
+
+
+def test_without_flowjax_the_extra_is_named(monkeypatch):
+    for name in [one for one in sys.modules if one.partition(".")[0] == "flowjax"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, adapter.__name__)
+    monkeypatch.setitem(sys.modules, "flowjax", None)
+    with pytest.raises(ModuleNotFoundError, match=r"quell\[flows\]"):
+        quell.Flow  # noqa: B018
