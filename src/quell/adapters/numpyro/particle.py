@@ -102,9 +102,13 @@ class Particle:
 
     def _scores(self) -> dict[str, Float[Array, ""]]:
         """Functions whose gradients are the scores of the sites at fixed latents, where they can be had."""
-        random = {name: site for name, site in self.guide_sites.items() if not _is_delta(site)}
-        found = {name: _flow_score(site) if _is_flow(site) else self._held(name) for name, site in random.items()}
+        sites = self._random().items()
+        found = {name: _flow_score(site) if _is_flow(site) else self._held(name) for name, site in sites}
         return {name: jnp.sum(value) for name, value in found.items() if value is not None}
+
+    def _random(self) -> dict[str, Site]:
+        """The guide's latent sites whose distributions are not points."""
+        return {name: site for name, site in self.guide_sites.items() if not _is_delta(site)}
 
     def _held(self, name: str) -> Array | None:
         """The log density of a site at fixed latents, if it has one."""
@@ -118,7 +122,7 @@ class Particle:
             return {}
         found = {}
         same_order = in_model == [name for name in self.guide_sites if name in in_model]
-        for name, site in self.guide_sites.items():
+        for name, site in self._random().items():
             prior = self.model_sites.get(name) if same_order and not self.is_multi_sample else None
             if prior is not None and _same_scale(prior["scale"], site["scale"]):
                 kl = _known(dist.kl_divergence, site["fn"], prior["fn"])
