@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro
 from jaxtyping import Array, Float, Key, PyTree
 from numpyro import infer
 from numpyro.optim import Minimize
@@ -176,8 +175,8 @@ class SVI(infer.SVI):
                 stacklevel=2,
             )
         state, inputs = EnsembleSVIState(*state, ensemble=None), self._inputs(args, kwargs)
-        with numpyro.validation_enabled(False):  # a sample outside of the support is no reason to stop
-            self.evaluate(state, *args, **kwargs)  # for NumPyro's checks of model and guide
+        one_particle = infer.Trace_ELBO(multi_sample_guide=self.loss.multi_sample_guide)
+        jax.eval_shape(lambda: self._value(one_particle, state, inputs))  # for NumPyro's checks of model and guide
         self._ensemble = self.loss.ensemble(self.model, self.guide)
         params = self.get_params(state)
         try:
@@ -231,10 +230,9 @@ class SVI(infer.SVI):
         """The loss at the parameters of a state, at new samples; by site if the loss has `sum_sites=False`."""
         if not isinstance(self.loss, EnsembleELBO):
             return super().evaluate(svi_state, *args, **kwargs)
-        _, key = jax.random.split(svi_state.rng_key)
-        values = {**self.get_params(svi_state), **jax.tree.map(jnp.asarray, svi_state.mutable_state or {})}
-        args, kwargs = self._inputs(args, kwargs)
-        return self.loss.without_variates().loss(key, values, self.model, self.guide, *args, **kwargs)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="mutable state is currently ignored")  # only here, where it ends
+            return self._value(self.loss.without_variates(), svi_state, self._inputs(args, kwargs))
 
     def weights(self, svi_state: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """The weights of the variates that the next step will use, by name."""
@@ -249,6 +247,12 @@ class SVI(infer.SVI):
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
         """The arguments of model and guide."""
         return args, {**kwargs, **self.static_kwargs}
+
+    def _value(self, loss: infer.Trace_ELBO, state: EnsembleSVIState, inputs: Inputs) -> Any:
+        """The value of a loss at a state; a run may change the mutable sites in place, so they are copied."""
+        _, key = jax.random.split(state.rng_key)
+        values = {**self.get_params(state), **jax.tree.map(jnp.asarray, state.mutable_state or {})}
+        return loss.loss(key, values, self.model, self.guide, *inputs[0], **inputs[1])
 
     def _ensemble_at(self, state: EnsembleSVIState, *, is_forward: bool = False) -> FamilyEnsemble | TraceEnsemble:
         """The ensemble with the settings and the mutable sites of one step."""

@@ -76,8 +76,11 @@ class TraceEnsemble:
 
     def names(self, params: Params, inputs: Inputs) -> tuple[str, ...]:
         """Of the variates, in the order of the weights."""
+        found: list[str] = []
         with numpyro.validation_enabled(False):  # a sample outside of the support is no reason to stop
-            return tuple(self.particle(jax.random.key(0), params, inputs).variates())
+            # The parameters are no arguments of the traced function, so a model may look at their values.
+            jax.eval_shape(lambda: found.extend(self.particle(jax.random.key(0), params, inputs).variates()))
+        return tuple(found)
 
     def update(
         self, key: Key[Array, ""], params: Params, state: MomentState, inputs: Inputs
