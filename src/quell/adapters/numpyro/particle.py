@@ -58,7 +58,7 @@ class Particle:
             for name, site in guide_sites.items()
             if site["type"] == "plate" or is_latent(site)
         }
-        again = handlers.substitute(handlers.substitute(seeded, data=_copy(values)), data=held)
+        again = handlers.substitute(handlers.substitute(seeded, data=dict(values)), data=held)
         self.held_sites = handlers.trace(again).get_trace(*args, **kwargs)
         self.guide_sites = {name: site for name, site in guide_sites.items() if is_latent(site)}
         self.is_multi_sample = is_multi_sample
@@ -144,13 +144,9 @@ class _PathlessFixed(Messenger):
 
 
 def _log_probs(fn: Callable[..., Any], inputs: Inputs, values: Values) -> Run:
-    """Run a function; it may change the values of `mutable` sites in place, so it gets a copy."""
+    """Run a function with primitives."""
     args, kwargs = inputs
-    return compute_log_probs(fn, args, dict(kwargs), _copy(values), sum_log_prob=False)
-
-
-def _copy(values: Values) -> dict[str, PyTree]:
-    return jax.tree.map(lambda leaf: leaf, dict(values))
+    return compute_log_probs(fn, args, dict(kwargs), dict(values), sum_log_prob=False)
 
 
 def _at_the_sample(

@@ -76,7 +76,8 @@ class EnsembleELBO(infer.Trace_ELBO):
     ) -> None:
         """Check and store the settings."""
         check_count("num_particles", num_particles)
-        super().__init__(num_particles, vectorize_particles, multi_sample_guide, sum_sites)  # pyright: ignore
+        how: Any = vectorize_particles
+        super().__init__(num_particles, how, multi_sample_guide, sum_sites)
         self.variates = None if variates is None else list_variates(variates)
         self.rule = rule or Rule()
         self.same_data = same_data
@@ -153,15 +154,16 @@ class SVI(infer.SVI):
 
     def __init__(self, model: Any, guide: Any, optim: Any, loss: Any = None, **static_kwargs: Any) -> None:
         """Store the settings; the loss is an `EnsembleELBO` by default."""
-        super().__init__(model, guide, optim, loss or EnsembleELBO(), **static_kwargs)
-        self._ensemble: FamilyEnsemble | TraceEnsemble | None = None
-        if isinstance(self.optim, Minimize) and isinstance(self.loss, EnsembleELBO):
+        loss = loss or EnsembleELBO()
+        if isinstance(optim, Minimize) and isinstance(loss, EnsembleELBO):
             warnings.warn(
                 "`Minimize` evaluates the loss at many points with the same samples, where variates have nothing to "
                 "learn, so the loss is `Trace_ELBO`; try `numpyro.optim.Adam(0.01)` unless the guide is a point.",
                 stacklevel=2,
             )
-            self.loss = self.loss.without_variates()
+            loss = loss.without_variates()
+        super().__init__(model, guide, optim, loss, **static_kwargs)
+        self._ensemble: FamilyEnsemble | TraceEnsemble | None = None
 
     def init(self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any) -> Any:
         """The state before the first step."""
@@ -248,10 +250,10 @@ class SVI(infer.SVI):
         """The arguments of model and guide."""
         return args, {**kwargs, **self.static_kwargs}
 
-    def _value(self, loss: infer.Trace_ELBO, state: EnsembleSVIState, inputs: Inputs) -> Any:
-        """The value of a loss at a state; a run may change the mutable sites in place, so they are copied."""
+    def _value(self, loss: Any, state: EnsembleSVIState, inputs: Inputs) -> Any:
+        """The value of a loss at a state."""
         _, key = jax.random.split(state.rng_key)
-        values = {**self.get_params(state), **jax.tree.map(jnp.asarray, state.mutable_state or {})}
+        values = {**self.get_params(state), **(state.mutable_state or {})}
         return loss.loss(key, values, self.model, self.guide, *inputs[0], **inputs[1])
 
     def _ensemble_at(self, state: EnsembleSVIState, *, is_forward: bool = False) -> FamilyEnsemble | TraceEnsemble:
