@@ -36,7 +36,7 @@ class EnsembleELBO(infer.Trace_ELBO):
     Args:
         num_particles: samples per step.
         vectorize_particles: as in NumPyro's losses: whether to vectorize over the particles, or a function that maps
-            over them; the particles of the guides above are always vectorized.
+            over them. The particles of the guides above are always vectorized.
         multi_sample_guide: as in `Trace_ELBO`: whether one run of the guide proposes several samples.
         sum_sites: whether `loss` and `SVI.evaluate` add up the terms of the sites, or return them by name; steps follow
             the sum in either case.
@@ -88,8 +88,8 @@ class EnsembleELBO(infer.Trace_ELBO):
             return FamilyEnsemble(model, guide, self.variates, self.num_particles, self.rule, self.same_data)
         if self.variates is not None:
             raise ValueError(
-                f"`variates` need one of NumPyro's Gaussian autoguides, got {type(guide).__name__}; leave them out, or "
-                "try `AutoMultivariateNormal`."
+                "`variates` need one of NumPyro's Gaussian autoguides without `multi_sample_guide`, got "
+                f"{type(guide).__name__}; leave them out, or try `AutoMultivariateNormal`."
             )
         return self.generic(model, guide)
 

@@ -4,7 +4,6 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -88,13 +87,22 @@ class TraceEnsemble:
         """The loss, its gradient with respect to the constrained parameters, the next state and the mutable sites."""
         flat, unflatten = ravel_pytree(dict(params))
 
-        def values(vector: Array, one: Key[Array, ""]) -> tuple[Float[Array, "joint"], tuple[Array, Array, Mutable]]:
-            particle = self.particle(one, unflatten(vector), inputs)
-            stacked = jnp.stack([particle.surrogate(), *particle.variates().values()])
-            return stacked, (particle.elbo, particle.num_data, particle.mutable)
+        differentiate = jax.jacfwd if self.is_forward else jax.jacrev
 
-        differentiate = partial((jax.jacfwd if self.is_forward else jax.jacrev)(values, has_aux=True), flat)
-        grads, (elbos, num_data, mutable) = self._over_particles(differentiate, key)
+        def base(vector: Array, one: Key[Array, ""]) -> tuple[Float[Array, ""], tuple[Array, Array, Mutable]]:
+            particle = self.particle(one, unflatten(vector), inputs)
+            return particle.surrogate(), (particle.elbo, particle.num_data, particle.mutable)
+
+        def variates(vector: Array, one: Key[Array, ""]) -> Float[Array, "variate"]:
+            values = self.particle(one, unflatten(vector), inputs).variates().values()
+            return jnp.stack(list(values)) if values else jnp.zeros(0)
+
+        def gradients(one: Key[Array, ""]) -> tuple[Float[Array, "joint param"], tuple[Array, Array, Mutable]]:
+            # Apart, because the variates know no likelihood; the compiler runs the guide once for both.
+            grad, seen = differentiate(base, has_aux=True)(flat, one)
+            return jnp.concatenate([grad[None], differentiate(variates)(flat, one)]), seen
+
+        grads, (elbos, num_data, mutable) = self._over_particles(gradients, key)
         blocks = jnp.split(grads, list(itertools.accumulate(self._sizes(params)))[:-1], axis=-1)
         joints = [jnp.einsum("rip,rjp->ij", block, block) for block in blocks]
         joint = (jnp.stack(joints) if self.rule.by_leaf else joints[0]) / (self.num_particles * num_data[0] ** 2)
