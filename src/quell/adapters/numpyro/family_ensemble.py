@@ -81,13 +81,13 @@ class FamilyEnsemble:
 
     def update(
         self, key: Key[Array, ""], params: Params, state: GradientState, inputs: Inputs
-    ) -> tuple[Float[Array, ""], PyTree, GradientState]:
-        """The loss, its gradient with respect to the constrained parameters, and the next state."""
+    ) -> tuple[Float[Array, ""], PyTree, GradientState, dict[str, Array]]:
+        """The loss, its gradient with respect to the constrained parameters, the next state and no mutable sites."""
         gradient, to_params = self.gradient(inputs)
         family_params, pull_back = jax.vjp(to_params, dict(params))
         loss_grad, state, info = gradient.update(key, family_params, state)
         num_data = gradient.problem.model.num_data
-        return -info.elbo, pull_back(jax.tree.map(lambda leaf: num_data * leaf, loss_grad))[0], state
+        return -info.elbo, pull_back(jax.tree.map(lambda leaf: num_data * leaf, loss_grad))[0], state, {}
 
     def forget_data(self, state: GradientState, inputs: Inputs) -> GradientState:
         """The state without quadratics of earlier data; the moments of the variates stay."""

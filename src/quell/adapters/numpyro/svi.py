@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
-from numpyro import infer, optim
-from numpyro.infer import elbo
+from numpyro import infer
+from numpyro.optim import Minimize
 
 from quell.adapters.numpyro import family_ensemble
 from quell.adapters.numpyro.call import Inputs
@@ -25,7 +25,7 @@ from quell.models import ModelError
 from quell.variates import ControlVariate
 
 
-class EnsembleELBO(elbo.ELBO):
+class EnsembleELBO(infer.Trace_ELBO):
     """The ELBO, with gradients of lower variance through an ensemble of control variates.
 
     For `AutoDiagonalNormal`, `AutoNormal`, `AutoMultivariateNormal` and `AutoLowRankMultivariateNormal` the variates
@@ -35,6 +35,11 @@ class EnsembleELBO(elbo.ELBO):
 
     Args:
         num_particles: samples per step.
+        vectorize_particles: as in NumPyro's losses: whether to vectorize over the particles, or a function that maps
+            over them. The particles of the guides above are always vectorized.
+        multi_sample_guide: as in `Trace_ELBO`: whether one run of the guide proposes several samples.
+        sum_sites: whether `loss` and `SVI.evaluate` add up the terms of the sites, or return them by name; steps follow
+            the sum in either case.
         variates: for the guides above; by default the cheap ones that suit the problem.
         rule: how the weights are learned.
         same_data: whether all calls of `update` have the same arguments, as those of `run` have. Then statistics of
@@ -62,44 +67,57 @@ class EnsembleELBO(elbo.ELBO):
         self,
         num_particles: int = 1,
         *,
+        vectorize_particles: bool | Callable[..., Any] = True,
+        multi_sample_guide: bool = False,
+        sum_sites: bool = True,
         variates: Iterable[ControlVariate] | None = None,
         rule: Rule | None = None,
         same_data: bool = False,
     ) -> None:
         """Check and store the settings."""
         check_count("num_particles", num_particles)
-        super().__init__(num_particles=num_particles)
+        how: Any = vectorize_particles
+        super().__init__(num_particles, how, multi_sample_guide, sum_sites)
         self.variates = None if variates is None else list_variates(variates)
         self.rule = rule or Rule()
         self.same_data = same_data
 
     def ensemble(self, model: Callable[..., Any], guide: Callable[..., Any]) -> FamilyEnsemble | TraceEnsemble:
         """The ensemble for a guide."""
-        if family_ensemble.knows(guide):
+        if family_ensemble.knows(guide) and not self.multi_sample_guide:
             return FamilyEnsemble(model, guide, self.variates, self.num_particles, self.rule, self.same_data)
         if self.variates is not None:
             raise ValueError(
-                f"`variates` need one of NumPyro's Gaussian autoguides, got {type(guide).__name__}; leave them out, or "
-                "try `AutoMultivariateNormal`."
+                "`variates` need one of NumPyro's Gaussian autoguides without `multi_sample_guide`, got "
+                f"{type(guide).__name__}; leave them out, or try `AutoMultivariateNormal`."
             )
         return self.generic(model, guide)
 
     def generic(self, model: Callable[..., Any], guide: Callable[..., Any]) -> TraceEnsemble:
         """The ensemble that works for every guide."""
-        return TraceEnsemble(model, guide, self.num_particles, self.rule)
+        vectorize: Any = self.vectorize_particles_fn
+        return TraceEnsemble(model, guide, self.num_particles, self.rule, vectorize, self.multi_sample_guide)
 
-    def loss(
+    def without_variates(self) -> infer.Trace_ELBO:
+        """NumPyro's loss with the same settings."""
+        how: Any = self.vectorize_particles
+        return infer.Trace_ELBO(self.num_particles, how, self.multi_sample_guide, self.sum_sites)
+
+    def loss_with_mutable_state(
         self,
         rng_key: Key[Array, ""],
-        param_map: dict[str, Array],
+        param_map: dict[str, PyTree],
         model: Callable[..., Any],
         guide: Callable[..., Any],
         *args: Any,
         **kwargs: Any,
-    ) -> Float[Array, ""]:
+    ) -> Any:
         """The loss for NumPyro's own `SVI`, where weights are not learned."""
+        if not self.sum_sites:
+            return super().loss_with_mutable_state(rng_key, param_map, model, guide, *args, **kwargs)
         _warn_once()
-        return self.generic(model, guide).stick_the_landing(rng_key, param_map, (args, kwargs))
+        loss, mutable = self.generic(model, guide).stick_the_landing(rng_key, param_map, (args, kwargs))
+        return {"loss": loss, "mutable_state": mutable or None}
 
 
 @functools.cache
@@ -136,7 +154,15 @@ class SVI(infer.SVI):
 
     def __init__(self, model: Any, guide: Any, optim: Any, loss: Any = None, **static_kwargs: Any) -> None:
         """Store the settings; the loss is an `EnsembleELBO` by default."""
-        super().__init__(model, guide, optim, loss or EnsembleELBO(), **static_kwargs)
+        loss = loss or EnsembleELBO()
+        if isinstance(optim, Minimize) and isinstance(loss, EnsembleELBO):
+            warnings.warn(
+                "`Minimize` evaluates the loss at many points with the same samples, where variates have nothing to "
+                "learn, so the loss is `Trace_ELBO`; try `numpyro.optim.Adam(0.01)` unless the guide is a point.",
+                stacklevel=2,
+            )
+            loss = loss.without_variates()
+        super().__init__(model, guide, optim, loss, **static_kwargs)
         self._ensemble: FamilyEnsemble | TraceEnsemble | None = None
 
     def init(self, rng_key: Any, *args: Any, init_params: Any = None, **kwargs: Any) -> Any:
@@ -144,40 +170,48 @@ class SVI(infer.SVI):
         state = super().init(rng_key, *args, init_params=init_params, **kwargs)
         if not isinstance(self.loss, EnsembleELBO):
             return state
-        if isinstance(self.optim, optim.Minimize):
-            raise TypeError("`optim` must take one gradient per step, got `Minimize`; try `numpyro.optim.Adam(0.01)`.")
-        if state.mutable_state is not None:
-            raise TypeError(
-                f"Model and guide must have no mutable sites, got {list(state.mutable_state)}; try "
-                "`numpyro.infer.Trace_ELBO`."
+        if state.mutable_state is not None and self.loss.num_particles > 1:
+            warnings.warn(
+                "The mutable state of a step is that of its first particle; NumPyro's losses ignore it if "
+                "`num_particles` > 1.",
+                stacklevel=2,
             )
-        params, inputs = self.get_params(state), self._inputs(args, kwargs)
+        state, inputs = EnsembleSVIState(*state, ensemble=None), self._inputs(args, kwargs)
+        one_particle = infer.Trace_ELBO(multi_sample_guide=self.loss.multi_sample_guide)
+        jax.eval_shape(lambda: self._value(one_particle, state, inputs))  # for NumPyro's checks of model and guide
         self._ensemble = self.loss.ensemble(self.model, self.guide)
+        params = self.get_params(state)
         try:
-            learned = self._ensemble.init(params, inputs)
+            learned = self._ensemble_at(state).init(params, inputs)
         except ModelError as error:  # for example a model with `param` sites
             if self.loss.variates is not None:
                 raise
             warnings.warn(f"Using the variates for any guide, because: {error}", stacklevel=2)
             self._ensemble = self.loss.generic(self.model, self.guide)
-            learned = self._ensemble.init(params, inputs)
-        return EnsembleSVIState(state.optim_state, None, state.rng_key, learned)
+            learned = self._ensemble_at(state).init(params, inputs)
+        return state._replace(ensemble=learned)
 
-    def update(self, svi_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def update(self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any) -> Any:
         """One step: the new state and the loss."""
+        mode = forward_mode_differentiation
         if self._ensemble is None:
-            return super().update(svi_state, *args, **kwargs)
-        return self._step(self._ensemble, self.optim.eval_and_update, svi_state, self._inputs(args, kwargs))
+            return super().update(svi_state, *args, forward_mode_differentiation=mode, **kwargs)
+        ensemble = self._ensemble_at(svi_state, is_forward=mode)
+        return self._step(ensemble, self.optim.eval_and_update, svi_state, self._inputs(args, kwargs))
 
-    def stable_update(self, svi_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def stable_update(
+        self, svi_state: Any, *args: Any, forward_mode_differentiation: bool = False, **kwargs: Any
+    ) -> Any:
         """One step, which is skipped if the loss or its gradient is not finite."""
+        mode = forward_mode_differentiation
         if self._ensemble is None:
-            return super().stable_update(svi_state, *args, **kwargs)
-        inputs = self._inputs(args, kwargs)
-        state, loss = self._step(self._ensemble, self.optim.eval_and_stable_update, svi_state, inputs)
+            return super().stable_update(svi_state, *args, forward_mode_differentiation=mode, **kwargs)
+        ensemble = self._ensemble_at(svi_state, is_forward=mode)
+        state, loss = self._step(ensemble, self.optim.eval_and_stable_update, svi_state, self._inputs(args, kwargs))
         taken = jnp.isfinite(loss)
-        kept = jax.tree.map(lambda new, old: jnp.where(taken, new, old), state.ensemble, svi_state.ensemble)
-        return state._replace(ensemble=kept), loss
+        new, old = ((one.mutable_state, one.ensemble) for one in (state, svi_state))
+        mutable, learned = jax.tree.map(lambda new, old: jnp.where(taken, new, old), new, old)
+        return state._replace(mutable_state=mutable, ensemble=learned), loss
 
     def run(self, rng_key: Any, num_steps: int, *args: Any, init_state: Any = None, **kwargs: Any) -> Any:
         """Many steps with the same arguments; options and result are those of `numpyro.infer.SVI.run`."""
@@ -194,13 +228,13 @@ class SVI(infer.SVI):
         finally:
             self.loss.same_data = promised
 
-    def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Float[Array, ""]:
-        """The loss at the parameters of a state, at new samples."""
-        if self._ensemble is None:
+    def evaluate(self, svi_state: Any, *args: Any, **kwargs: Any) -> Any:
+        """The loss at the parameters of a state, at new samples; by site if the loss has `sum_sites=False`."""
+        if not isinstance(self.loss, EnsembleELBO):
             return super().evaluate(svi_state, *args, **kwargs)
-        _, key = jax.random.split(svi_state.rng_key)
-        generic = self.loss.generic(self.model, self.guide)
-        return generic.stick_the_landing(key, self.get_params(svi_state), self._inputs(args, kwargs))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="mutable state is currently ignored")  # only here, where it ends
+            return self._value(self.loss.without_variates(), svi_state, self._inputs(args, kwargs))
 
     def weights(self, svi_state: Any, *args: Any, **kwargs: Any) -> dict[str, Array]:
         """The weights of the variates that the next step will use, by name."""
@@ -209,12 +243,25 @@ class SVI(infer.SVI):
                 "`weights` needs an `EnsembleELBO` and a call of `init` or `run` before; try "
                 "`SVI(model, guide, optim, loss=EnsembleELBO())`."
             )
-        return self._ensemble.weights(self.get_params(svi_state), svi_state.ensemble, self._inputs(args, kwargs))
+        ensemble, inputs = self._ensemble_at(svi_state), self._inputs(args, kwargs)
+        return ensemble.weights(self.get_params(svi_state), svi_state.ensemble, inputs)
 
     def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """The arguments of model and guide, without the mode of differentiation, which is always reverse."""
-        own = {name: value for name, value in kwargs.items() if name != "forward_mode_differentiation"}
-        return args, {**own, **self.static_kwargs}
+        """The arguments of model and guide."""
+        return args, {**kwargs, **self.static_kwargs}
+
+    def _value(self, loss: Any, state: EnsembleSVIState, inputs: Inputs) -> Any:
+        """The value of a loss at a state."""
+        _, key = jax.random.split(state.rng_key)
+        values = {**self.get_params(state), **(state.mutable_state or {})}
+        return loss.loss(key, values, self.model, self.guide, *inputs[0], **inputs[1])
+
+    def _ensemble_at(self, state: EnsembleSVIState, *, is_forward: bool = False) -> FamilyEnsemble | TraceEnsemble:
+        """The ensemble with the settings and the mutable sites of one step."""
+        if isinstance(self._ensemble, FamilyEnsemble):
+            return dataclasses.replace(self._ensemble, same_data=self.loss.same_data)
+        ensemble: Any = self._ensemble
+        return dataclasses.replace(ensemble, is_forward=is_forward, mutable=state.mutable_state or {})
 
     def _step(
         self,
@@ -226,16 +273,14 @@ class SVI(infer.SVI):
         """One step of an optimiser on a function of the unconstrained parameters whose gradient is the combined one."""
         constrain: Any = self.constrain_fn  # set by `init`
         rng_key, step_key = jax.random.split(state.rng_key)
-        if isinstance(ensemble, FamilyEnsemble):
-            ensemble = dataclasses.replace(ensemble, same_data=self.loss.same_data)
 
         def loss_fn(unconstrained: PyTree) -> tuple[Float[Array, ""], PyTree]:
             held = jax.lax.stop_gradient(unconstrained)
             params, pull_back = jax.vjp(constrain, held)
-            loss, grads, learned = ensemble.update(step_key, params, state.ensemble, inputs)
+            loss, grads, *after = ensemble.update(step_key, params, state.ensemble, inputs)
             (grad,) = pull_back(grads)
             linear = jax.tree.map(lambda g, u, h: jnp.vdot(jax.lax.stop_gradient(g), u - h), grad, unconstrained, held)
-            return jax.lax.stop_gradient(loss) + sum(jax.tree.leaves(linear)), jax.lax.stop_gradient(learned)
+            return jax.lax.stop_gradient(loss) + sum(jax.tree.leaves(linear)), jax.lax.stop_gradient(after)
 
-        (loss, learned), optim_state = optimise(loss_fn, state.optim_state)
-        return EnsembleSVIState(optim_state, None, rng_key, learned), loss
+        (loss, (learned, mutable)), optim_state = optimise(loss_fn, state.optim_state)
+        return EnsembleSVIState(optim_state, mutable or None, rng_key, learned), loss
