@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries: NumPyro and PyMC models and flowjax's flows in, losses for NumPyro's SVI and results for ArviZ out."""
+"""Other libraries: models of NumPyro and PyMC and flows in, losses for NumPyro's SVI and results for ArviZ out."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -41,8 +41,8 @@ class Flow(AbstractFamily):
 
     Args:
         dim: length of the latent.
-        flow: a distribution of flowjax on a `StandardNormal`, made with `invert=False`, so that samples take one pass; by
-            default a masked autoregressive flow of two layers, with affine transformers.
+        flow: a distribution of flowjax on a `StandardNormal`, made with `invert=False`, so that samples take one pass;
+            by default a masked autoregressive flow of two layers, with affine transformers.
 
     Cost: of a density elsewhere than at a sample, the inverse of the flow.
 
@@ -82,7 +82,10 @@ class Flow(AbstractFamily):
         return choose_family(None, self.dim).family
 
     def around(self, gaussian: Gaussian) -> "Flow":
-        scale = jnp.sqrt(gaussian.variance) if gaussian.factor is None else gaussian.factor
+        variance, scale = gaussian.variance, gaussian.factor
+        if scale is None:
+            assert variance is not None, "a Gaussian has one or both"
+            scale = jnp.sqrt(variance)
         return eqx.tree_at(lambda flow: (flow.loc, flow.scale), self, (gaussian.mean, scale))
 
     def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
@@ -184,7 +187,9 @@ def _bijection_of(flow: Any, dim: int) -> bijections.AbstractBijection:
 @functools.cache  # so that a second fit finds the program that the first compiled
 def _default_bijection(dim: int) -> bijections.AbstractBijection:
     if dim == 1:
-        spline = eqx.filter_vmap(lambda: bijections.RationalQuadraticSpline(knots=KNOTS, interval=INTERVAL), axis_size=1)()
+        spline = eqx.filter_vmap(
+            lambda: bijections.RationalQuadraticSpline(knots=KNOTS, interval=INTERVAL), axis_size=1
+        )()
         return bijections.Vmap(spline, in_axes=eqx.if_array(0))
     layers: list[Any] = []
     for key in jax.random.split(jax.random.key(0), LAYERS):

@@ -56,7 +56,9 @@ def _better_than(gaussian: FitResult, flow: FitResult) -> FitResult:
     """The fit of a family that began with a Gaussian, or that Gaussian, which it may be worse than."""
     name, before = type(gaussian.problem.family).__name__, gaussian.sampled_elbo
     if not flow.sampled_elbo.value >= before.value:
-        reason = f"{type(flow.problem.family).__name__} was not better than the {name} it began with, which is returned."
+        reason = (
+            f"{type(flow.problem.family).__name__} was not better than the {name} it began with, which is returned."
+        )
         choice = None if gaussian.choice is None else dataclasses.replace(gaussian.choice, reason=reason)
         return dataclasses.replace(_after(flow, gaussian), choice=choice)
     choice = flow.choice

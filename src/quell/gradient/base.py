@@ -80,8 +80,8 @@ class BaseGradient(eqx.Module):
 def default_base(problem: Problem) -> BaseGradient:
     """The base gradient that suits a family: a path where there is one, else a path for a part, else scores.
 
-    The variational term has a closed form where the entropy has one. Elsewhere it is sampled, by the change of variables
-    where that needs no inverse.
+    The variational term has a closed form where the entropy has one. Elsewhere it is sampled; of a flow by the change
+    of variables.
     """
     family = problem.family
     main: AbstractEstimator = ScoreFunction()

@@ -68,7 +68,7 @@ def _in_order(form: Form) -> Form:
     is_there = form.weight != 0
     seen = np.where(is_there.any(axis=1, keepdims=True), form.seen, 0)
     order = np.argsort(np.bincount(seen[is_there], minlength=int(seen.max()) + 1)[seen], axis=1, kind="stable")
-    return Form(*(np.take_along_axis(part, order, 1) for part in (seen, form.weight)), form.offset)
+    return Form(np.take_along_axis(seen, order, 1), np.take_along_axis(form.weight, order, 1), form.offset)
 
 
 def _triangular(
@@ -82,7 +82,7 @@ def _triangular(
         place = np.arange(count[some].max())
         own = rows[order[np.minimum(begin[some][:, None] + place, order.size - 1)]]
         own = np.where((place < count[some][:, None])[..., None], own, 0.0)
-        made.append(np.linalg.qr(own, mode="r").reshape(-1, width))
+        made.append(np.reshape(np.linalg.qr(own, mode="r"), (-1, width)))
         of_kind.append(np.repeat(some, width))
     found, of_row = np.concatenate(made), np.concatenate(of_kind)
     is_there = np.any(found, axis=1)
