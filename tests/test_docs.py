@@ -163,7 +163,7 @@ def test_lazily_imported_names_are_public_too():
     packages = ["quell", *(f"quell.{name}" for name in SUBPACKAGES)]
     lazy = [name for name in packages if "__getattr__" in [getattr(node, "name", "") for node in _tree(name).body]]
     assert {name: sorted(_lazy_exports(name)) for name in lazy} == {
-        "quell": ["from_numpyro", "from_pymc"],
+        "quell": ["Flow", "from_numpyro", "from_pymc"],
         "quell.adapters": sorted(set(quell.adapters.__all__) - set(vars(quell.adapters))),
     }
     assert _definition("quell.from_numpyro") == "quell.adapters.numpyro.model.from_numpyro"

@@ -187,10 +187,8 @@ def _bijection_of(flow: Any, dim: int) -> bijections.AbstractBijection:
 @functools.cache  # so that a second fit finds the program that the first compiled
 def _default_bijection(dim: int) -> bijections.AbstractBijection:
     if dim == 1:
-        spline = eqx.filter_vmap(
-            lambda: bijections.RationalQuadraticSpline(knots=KNOTS, interval=INTERVAL), axis_size=1
-        )()
-        return bijections.Vmap(spline, in_axes=eqx.if_array(0))
+        spline = functools.partial(bijections.RationalQuadraticSpline, knots=KNOTS, interval=INTERVAL)
+        return bijections.Vmap(eqx.filter_vmap(spline, axis_size=1)(), in_axes=eqx.if_array(0))
     layers: list[Any] = []
     for key in jax.random.split(jax.random.key(0), LAYERS):
         layer = bijections.MaskedAutoregressive(

@@ -10,9 +10,9 @@ from quell.terms import AbstractTerm, Variational
 class ChangeOfVariables(AbstractEstimator):
     r"""\(\nabla_w \log q_w(T_w(\epsilon))\) of the variational term, through the density and the sample at once.
 
-    With \(\log q_w(T_w(\epsilon)) = \log \phi(\epsilon) - \log |\det T_w'(\epsilon)|\) it needs no inverse of a flow. It
-    is the path of `Reparameterization` plus the score: with the score as a variate of weight minus one it is sticking
-    the landing, which needs the inverse of the Jacobian.
+    With \(\log q_w(T_w(\epsilon)) = \log \phi(\epsilon) - \log |\det T_w'(\epsilon)|\) it needs no inverse of a flow.
+    It is the path of `Reparameterization` plus the score: with the score as a variate of weight minus one it is
+    sticking the landing, which needs the inverse of the Jacobian.
 
     Bias: none.
     Cost: one pass back through the transport per replicate.
