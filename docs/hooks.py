@@ -60,7 +60,7 @@ SIGNS = {
     "'": "′",
     ",": ", ",
 }
-WORDS = {"diag", "exp", "log", "max", "min", "tanh"}
+WORDS = {"det", "diag", "exp", "log", "max", "min", "tanh"}
 ACCENTS = {"bar": "\u0304", "hat": "\u0302", "tilde": "\u0303"}
 UPRIGHT = {"mathrm", "text"}
 

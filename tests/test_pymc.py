@@ -184,6 +184,7 @@ def test_a_model_is_read_again_after_predictions():
     np.testing.assert_allclose(again.log_joint(jnp.ones(1)), result.problem.model.log_joint(jnp.ones(1)))
 
 
+@pytest.mark.slow
 def test_nuts_goes_on_from_a_fit(fitted):
     draws = fitted.nuts(jax.random.key(0), num_samples=300).get_samples()
     np.testing.assert_allclose(draws["b"].mean(0), fitted.sample(jax.random.key(1), 2_000)["b"].mean(0), atol=0.1)
