@@ -120,6 +120,32 @@ def test_what_is_returned_is_never_below_the_gaussian():
     np.testing.assert_allclose(result.final_elbo.value, dist.Normal(1.0, 4.25**0.5).log_prob(0.3), atol=1e-3)
 
 
+def test_a_flow_that_is_ended_says_so_whatever_is_returned():
+    """By a callback that waits for the flow, and by steps beyond all numbers."""
+    model, calls = quell.from_numpyro(gaussian), []
+
+    def ends_the_flow(progress):
+        calls.append(progress.params)
+        return not isinstance(progress.params, quell.LocationScale)
+
+    stopped = quell.fit(model, quell.Flow(1), key=KEY, optimizer=optax.sgd(1e3), callback=ends_the_flow)
+    assert stopped.status is quell.Status.STOPPED
+    assert isinstance(calls[0], quell.LocationScale)
+    with pytest.raises(quell.DivergenceError):
+        quell.fit(model, quell.Flow(1), key=KEY, steps=40, optimizer=optax.sgd(jnp.inf), throw=True)
+
+
+def test_parameters_go_on_around_their_gaussian():
+    model = quell.from_numpyro(banana)
+    result = quell.fit(model, quell.Flow, key=KEY, steps=60)
+    again = quell.fit(model, result.problem.family, params=result.params, key=KEY, steps=1, optimizer=optax.sgd(0.0))
+    np.testing.assert_allclose(again.final_elbo.value, result.final_elbo.value)
+    with pytest.raises(ValueError, match=r"result\.problem\.family"):
+        quell.fit(model, quell.Flow, params=result.params, key=KEY)
+    with pytest.raises(ValueError, match="not with both"):
+        quell.Flow(2).around(Gaussian(jnp.zeros(2), factor=jnp.eye(2), variance=jnp.ones(2)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["block_neural_autoregressive_flow", "coupling_flow", "planar_flow", "triangular_spline_flow"]

@@ -224,6 +224,7 @@ def test_equal_addends_are_one():
 
 SQUARES = np.random.default_rng(3)
 FEATURES, OUTCOMES = SQUARES.normal(size=(500, 3)), 50.0 + SQUARES.normal(size=500)
+FAR = np.where(np.arange(500) < 3, 800.0, 0.0)
 PLACES, FLAGS = SQUARES.integers(0, 20, 500), SQUARES.integers(0, 2, 500)
 
 
@@ -240,8 +241,20 @@ PLACES, FLAGS = SQUARES.integers(0, 20, 500), SQUARES.integers(0, 2, 500)
         (lambda z: jnp.sum(jnp.sign(FEATURES[:, 0]) * (OUTCOMES - FEATURES @ z[:3]) ** 2), 3, 8),
         (lambda z: -jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2 * jnp.exp(z[3 + FLAGS])), 5, 8),
         (lambda z: -jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2 * jnp.exp(z[3] + FEATURES[:, 0])), 4, 4),
+        (lambda z: -jnp.sum((OUTCOMES - FEATURES @ z[:3]) ** 2 * jnp.exp(z[3] - FAR)), 4, 4),
     ],
-    ids=["known", "regression", "quotient", "product", "intercepts", "slope", "signs", "scales", "offsets"],
+    ids=[
+        "known",
+        "regression",
+        "quotient",
+        "product",
+        "intercepts",
+        "slope",
+        "signs",
+        "scales",
+        "offsets",
+        "far offsets",
+    ],
 )
 def test_squares_of_many_rows_are_few(function, dim, most):
     """By their QR decomposition, with all digits of the sum."""

@@ -9,6 +9,7 @@ import equinox as eqx
 import flowjax.bijections as bijections
 import jax
 import jax.numpy as jnp
+import numpy as np
 import paramax
 from flowjax.distributions import StandardNormal
 from jax.scipy.linalg import solve_triangular
@@ -35,7 +36,8 @@ class Flow(AbstractFamily):
 
     A fit begins with a Gaussian, whose mean \(\mu\) and scale \(L\) it keeps, and with a \(T_w\) that leaves a standard
     normal as it is: the last layer of each network is zero. So the first step is at the Gaussian, and where the last is
-    not better, the Gaussian is what is returned. Flows without networks begin near it.
+    not better, the Gaussian is what is returned. Flows without networks begin near it. Parameters belong to their
+    Gaussian: go on from them with `result.problem.family`. Outside of a fit, a flow is around a standard normal.
 
     Transports: `SAMPLE`, as above, and `MIRRORED`, of \(-\epsilon\).
 
@@ -60,14 +62,15 @@ class Flow(AbstractFamily):
     rest: PyTree
     loc: Float[Array, "latent"]
     scale: Float[Array, "latent *latent"]
+    is_around: bool
 
     def __init__(self, dim: int, flow: Any = None) -> None:
         """Refuse flows that do not suit, and set their networks to zero."""
         check_count("dim", dim)
-        bijection = _default_bijection(dim) if flow is None else _bijection_of(flow, dim)
+        bijection = _default_bijection(dim, jnp.result_type(float)) if flow is None else _bijection_of(flow, dim)
         self.dim = dim
         self.arrays, self.rest = eqx.partition(_quieted(bijection), eqx.is_inexact_array, is_leaf=_is_fixed)
-        self.loc, self.scale = jnp.zeros(dim), jnp.ones(dim)
+        self.loc, self.scale, self.is_around = jnp.zeros(dim), jnp.ones(dim), False
 
     @property
     def capabilities(self) -> frozenset[Capability]:
@@ -78,15 +81,15 @@ class Flow(AbstractFamily):
         return SAMPLE, MIRRORED
 
     @property
-    def begins_with(self) -> AbstractFamily:
-        return choose_family(None, self.dim).family
+    def begins_with(self) -> AbstractFamily | None:
+        return None if self.is_around else choose_family(None, self.dim).family
 
     def around(self, gaussian: Gaussian) -> "Flow":
         variance, scale = gaussian.variance, gaussian.factor
-        if scale is None:
-            assert variance is not None, "a Gaussian has one or both"
-            scale = jnp.sqrt(variance)
-        return eqx.tree_at(lambda flow: (flow.loc, flow.scale), self, (gaussian.mean, scale))
+        if (scale is None) == (variance is None):
+            raise ValueError("`around` takes a Gaussian with a factor or with variances, and not with both.")
+        scale = jnp.sqrt(variance) if scale is None else scale  # pyright: ignore[reportArgumentType]
+        return eqx.tree_at(lambda flow: (flow.loc, flow.scale, flow.is_around), self, (gaussian.mean, scale, True))
 
     def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype or jnp.result_type(float)), self.arrays)
@@ -185,7 +188,9 @@ def _bijection_of(flow: Any, dim: int) -> bijections.AbstractBijection:
 
 
 @functools.cache  # so that a second fit finds the program that the first compiled
-def _default_bijection(dim: int) -> bijections.AbstractBijection:
+def _default_bijection(dim: int, dtype: np.dtype) -> bijections.AbstractBijection:
+    """Of the precision that JAX has now."""
+    del dtype
     if dim == 1:
         spline = functools.partial(bijections.RationalQuadraticSpline, knots=KNOTS, interval=INTERVAL)
         return bijections.Vmap(eqx.filter_vmap(spline, axis_size=1)(), in_axes=eqx.if_array(0))

@@ -21,6 +21,9 @@ from quell.models import AbstractModel
 ERROR_SHARE, ROUNDING = 0.1, 4.0
 """Of the tolerance, and besides of units of rounding of the ELBO, that the nodes of exact expectations may miss."""
 
+ENDED = (Status.DIVERGED, Status.INTERRUPTED, Status.STOPPED)
+"""Before its time: no other fit follows."""
+
 WORTH_SAMPLING = 1.0
 """Nats to the optimum that make sampled gradients worth a try, whose noise hides smaller ones."""
 
@@ -40,13 +43,22 @@ class Task(NamedTuple):
 
 def fit_task(task: Task, bar: ProgressBar) -> list[FitResult]:
     """Run the fits, after that of a Gaussian for a family that begins with one; the better of both is returned."""
-    family = task.family.begins_with
-    if family is None or task.options.params is not None:
+    family, given = task.family.begins_with, task.options
+    if family is None:
         return results_of(task, task.plan(), bar)
-    options = FitOptions(steps=task.options.steps, mesh=task.options.mesh, khat=task.options.khat)
-    first = Task(options, task.model, family, task.key if task.key.ndim == 0 else task.key[0])
+    if given.params is not None:
+        raise ValueError("`params` of a flow belong to its Gaussian; give them with `family=result.problem.family`.")
+    own = FitOptions(
+        steps=given.steps,
+        tolerance=given.tolerance,
+        max_skipped=given.max_skipped,
+        callback=given.callback,
+        mesh=given.mesh,
+        khat=given.khat,
+    )
+    first = Task(own, task.model, family, task.key if task.key.ndim == 0 else task.key[0])
     gaussian = results_of(first, first.plan(), bar)[0]
-    if gaussian.status in (Status.DIVERGED, Status.INTERRUPTED):
+    if gaussian.status in ENDED:
         return [gaussian] * task.key.size
     task = task._replace(family=task.family.around(family.gaussian(gaussian.params)))
     return [_better_than(gaussian, one) for one in results_of(task, task.plan(), bar)]
@@ -54,17 +66,16 @@ def fit_task(task: Task, bar: ProgressBar) -> list[FitResult]:
 
 def _better_than(gaussian: FitResult, flow: FitResult) -> FitResult:
     """The fit of a family that began with a Gaussian, or that Gaussian, which it may be worse than."""
-    name, before = type(gaussian.problem.family).__name__, gaussian.sampled_elbo
-    if not flow.sampled_elbo.value >= before.value:
-        reason = (
-            f"{type(flow.problem.family).__name__} was not better than the {name} it began with, which is returned."
-        )
-        choice = None if gaussian.choice is None else dataclasses.replace(gaussian.choice, reason=reason)
-        return dataclasses.replace(_after(flow, gaussian), choice=choice)
-    choice = flow.choice
-    if choice is not None:
-        choice = dataclasses.replace(choice, reason=f"Around a {name} of ELBO {before.value:.2f}. {choice.reason}")
-    return dataclasses.replace(_after(gaussian, flow), choice=choice)
+    name, before, after = type(gaussian.problem.family).__name__, gaussian.sampled_elbo.value, flow.sampled_elbo.value
+    if after >= before or (math.isnan(before) and math.isfinite(after)):
+        choice = flow.choice
+        if choice is not None:
+            choice = dataclasses.replace(choice, reason=f"Around a {name} of ELBO {before:.2f}. {choice.reason}")
+        return dataclasses.replace(_after(gaussian, flow), choice=choice)
+    reason = f"{type(flow.problem.family).__name__} was not better than the {name} it began with, which is returned."
+    choice = None if gaussian.choice is None else dataclasses.replace(gaussian.choice, reason=reason)
+    status = flow.status if flow.status in ENDED else gaussian.status
+    return dataclasses.replace(_after(flow, gaussian), choice=choice, status=status)
 
 
 def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:

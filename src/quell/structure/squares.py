@@ -43,6 +43,8 @@ def fewer(squares: Squares) -> Squares:
 
     Cost: \(O(n k^2)\) once, where each expectation would take \(O(n k)\).
     """
+    if squares.weight.size < 2:
+        return squares
     weight, root, exponent = squares.weight, _in_order(squares.root.merged()), squares.exponent.merged()
     parts = [np.sign(weight)[:, None], root.seen, exponent.seen, exponent.weight]
     first, kind = same_rows(np.concatenate([part for part in parts if part.strides[0]], axis=1))
@@ -50,7 +52,10 @@ def fewer(squares: Squares) -> Squares:
     is_many = count > root.width + 1
     if not is_many.any():
         return Squares(weight, root, exponent)
-    scale = np.sqrt(np.abs(weight) * np.exp(exponent.offset - exponent.offset[first][kind]))
+    top = np.full(count.size, -np.inf)
+    np.maximum.at(top, kind, exponent.offset)
+    top = np.where(np.isfinite(top), top, 0.0)  # of which the exponential is zero
+    scale = np.sqrt(np.abs(weight) * np.exp(exponent.offset - top[kind]))
     rows = scale[:, None] * np.concatenate([root.weight, root.offset[:, None]], axis=1)
     made, of_kind = _triangular(rows, kind, count, np.flatnonzero(is_many))
     kept = np.flatnonzero(~is_many[kind])
@@ -58,12 +63,13 @@ def fewer(squares: Squares) -> Squares:
     slope = np.concatenate([root.weight[kept], made[:, :-1]])
     offset = np.concatenate([root.offset[kept], made[:, -1]])
     weight = np.concatenate([weight[kept], np.sign(weight[first[of_kind]])])
-    return fewer(Squares(weight, Form(root.seen[source], slope, offset), exponent.taken(source)))
+    growth = Form(*exponent[:2], np.where(is_many, top, 0.0)[kind] + np.where(is_many[kind], 0.0, exponent.offset))
+    return fewer(Squares(weight, Form(root.seen[source], slope, offset), growth.taken(source)))
 
 
 def _in_order(form: Form) -> Form:
     """Coordinates that many elements see last, where triangular rows end; zero where none is seen."""
-    if not form.seen.strides[0]:
+    if not form.seen.size or not form.seen.strides[0]:
         return form
     is_there = form.weight != 0
     seen = np.where(is_there.any(axis=1, keepdims=True), form.seen, 0)
