@@ -244,7 +244,7 @@ def test_corrected_draws_of_one_key_are_the_same():
 # The posterior itself
 
 
-@pytest.mark.parametrize("family", [quell.FullRank, quell.MeanField])
+@pytest.mark.parametrize("family", [pytest.param(quell.FullRank, marks=pytest.mark.slow), quell.MeanField])
 def test_nuts_begins_with_the_fit(family):
     result = quell.fit(line, X, Y, family=family, key=jax.random.key(0))
     mcmc = result.nuts(jax.random.key(1), 500, num_chains=2)

@@ -39,6 +39,7 @@ def plan_of(model, family, key=None, **options):
     return FitPlan.of(quell.FitOptions(**options), model, family, jax.random.key(0) if key is None else key)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_draws")
 def test_the_choice_depends_on_neither_clock_nor_steps(monkeypatch):
     """A fit with a clock that runs wild takes the same steps, to rounding: its program may be compiled by then."""

@@ -31,6 +31,7 @@ CORE = (
     "rates, gamma, minibatch of 2",
     "waves in two, bernoulli, minibatch of 1",
     "waves in three, mixed blocks, all data",
+    "function, flow, minibatch of 2",
 )
 """One case for each way in which a family's expectations and inner products are taken."""
 

@@ -151,6 +151,7 @@ def test_densities_that_must_be_computed_with_care_are_accepted():
     assert quell.from_pymc(model).dim == 2
 
 
+@pytest.mark.slow
 def test_the_first_model_of_a_process_is_in_double_precision():
     code = (
         "import numpy as np, pymc as pm, quell\n"
