@@ -15,7 +15,7 @@ from numpyro import sample
 
 import quell
 from quell.core import compilation, tiers
-from quell.core.host import HostProgram, Unsupported
+from quell.core.host import HostProgram, Unsupported, compiled_part, parts, remembered_part
 from quell.core.put import put
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 
@@ -282,6 +282,93 @@ def test_a_loop_that_is_longer_than_expected_is_compiled_on_the_way():
     assert program.host is None
 
 
+@compiled_part
+def long_part(x, data):
+    """Too long for NumPy."""
+    return lax.scan(lambda c, _: (c + 1e-5 * jnp.sin(c) + jnp.sum(data), None), x, length=50_000)[0]
+
+
+def test_a_part_that_is_too_long_is_compiled_by_itself_once():
+    """For all calls of it; the loop around it stays with NumPy, and so does a derivative of its results."""
+
+    def function(x, data):
+        def body(number, total):
+            return total + long_part(x + number, data)
+
+        there = lax.fori_loop(0, 3, body, jnp.zeros_like(x))
+        return jnp.cos(there) + long_part(x, data)
+
+    kinds = (((2,), np.dtype(float), False), ((5,), np.dtype(float), False))
+    program, arguments = TieredProgram(function, kinds), [put([0.1, 0.2]), put(1e-3 * np.arange(5.0))]
+    np.testing.assert_allclose(program(arguments), jax.jit(function)(*arguments), rtol=1e-12)
+    assert program.host is not None
+    assert program.host.with_parts
+    assert len(program.host.parts) == 1
+    assert "compiled" not in program.__dict__
+
+
+def test_parts_of_few_operations_are_run_by_numpy():
+    small = compiled_part(lambda x: jnp.sin(x) + 1)
+    program = TieredProgram(lambda x: small(x), (((2,), np.dtype(float), False),))
+    np.testing.assert_allclose(program([put([0.1, 0.2])]), np.sin([0.1, 0.2]) + 1, rtol=1e-14)
+    assert program.host is not None
+    assert not program.host.parts
+
+
+def test_parts_have_derivatives():
+    x, data = put([0.1, 0.2]), put(1e-3 * np.arange(5.0))
+    plain = long_part.__wrapped__
+
+    def slope(function, x):
+        return jax.jvp(lambda y: function(y, data), (x,), (x,))[1]
+
+    program = HostProgram(jax.make_jaxpr(functools.partial(slope, long_part))(x), with_parts=True)
+    np.testing.assert_allclose(program(x)[0], slope(plain, x), rtol=1e-12)
+    assert len(program.parts) == 1
+
+
+def test_data_of_a_part_may_change_between_calls():
+    """They are sent to the device once, as long as they are the same."""
+    closed = jax.make_jaxpr(long_part)(put([0.1]), put(np.arange(5.0)))
+    program, x = HostProgram(closed, with_parts=True), np.array([0.1])
+    for scale in (1e-3, 1e-3, 2e-3):
+        data = scale * np.arange(5.0)
+        np.testing.assert_allclose(program(x, data)[0], jax.jit(long_part)(x, data), rtol=1e-12)
+
+
+def test_random_keys_are_no_arguments_of_parts():
+    part = compiled_part(lambda key: jax.random.normal(key, (3,)))
+    closed = jax.make_jaxpr(lambda seed: part(jax.random.key(seed)))(np.uint32(3))
+    program = HostProgram(closed, with_parts=True)
+    np.testing.assert_allclose(program(np.uint32(3))[0], jax.random.normal(jax.random.key(3), (3,)), rtol=1e-6)
+    assert not program.parts
+
+
+def test_a_part_of_few_numbers_is_computed_once_for_each():
+    def plain(seed, number):
+        return jax.random.normal(jax.random.fold_in(jax.random.key(seed), number), (4,))
+
+    def total(one, seed):
+        return lax.fori_loop(0, 40, lambda at, sums: sums + one(seed, at % 4), jnp.zeros(4))
+
+    ways = remembered_part(plain), plain
+    kept, again = (HostProgram(jax.make_jaxpr(functools.partial(total, one))(np.uint32(3))) for one in ways)
+    for seed in (3, 4, 3):
+        expected = jax.jit(functools.partial(total, plain))(np.uint32(seed))
+        np.testing.assert_allclose(kept(np.uint32(seed))[0], expected, rtol=1e-12)
+        again(np.uint32(seed))
+    assert kept.work < 0.2 * again.work
+
+
+def test_what_is_remembered_has_an_end(monkeypatch):
+    monkeypatch.setattr(parts, "MOST_REMEMBERED", 10)
+    seen = []
+    memory = parts.RememberedPart(lambda operands: [seen.append(operands[0]) or np.full(4, operands[0])])
+    for number in (0, 1, 0, 2, 0):  # two results of four numbers fit
+        np.testing.assert_array_equal(memory(np.int32(number)), np.full((1, 4), number))
+    assert seen == [0, 1, 2, 0]
+
+
 def test_a_function_is_traced_once_for_each_kind_of_arguments():
     traces = []
 
@@ -303,8 +390,7 @@ def test_a_function_is_traced_once_for_each_kind_of_arguments():
 @pytest.fixture
 def options(monkeypatch):
     """Those that users have; tests have others, in the environment."""
-    for module in (tiers, compilation):
-        monkeypatch.setattr(module, "quick_options", lambda backend: {"xla_backend_optimization_level": 1})
+    monkeypatch.setattr(compilation, "quick_options", lambda backend: {"xla_backend_optimization_level": 1})
 
 
 @pytest.mark.usefixtures("options")

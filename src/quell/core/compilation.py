@@ -8,8 +8,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from quell.core.lapack import one_matrix_at_a_time
+from quell.core.lapack import looped, one_matrix_at_a_time
 
 
 def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,6 +31,13 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 def quick_lower(function: Callable[..., Any], *args: Any) -> Any:
     """Trace and lower for arguments of these shapes; the result's `compile()` may be called from any thread."""
     return _jitted(function, jax.default_backend()).lower(*args)
+
+
+def quick_program(closed: ClosedJaxpr) -> Callable[..., Any]:
+    """A traced program, compiled in that way when it is first called."""
+    backend = jax.default_backend()
+    closed = looped(closed) if backend == "cpu" else closed
+    return jax.jit(jaxpr_as_fun(closed), compiler_options=quick_options(backend))
 
 
 @functools.cache

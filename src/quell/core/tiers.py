@@ -11,16 +11,16 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from quell.core.compilation import quick_jit, quick_options
+from quell.core.compilation import quick_jit, quick_program
 from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.host import HostProgram
 from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
-WORTH_MICROSECONDS = 1300.0
+WORTH_MICROSECONDS = 2000.0
 """Of work by NumPy for each equation, after which a program is compiled: two thirds of what that takes."""
 
-EXPECTED_SHARE = 0.23
+EXPECTED_SHARE = 0.15
 """Of them, beyond which a program with loops of unknown length is not begun: fits take several times the work that is
 expected of one run."""
 
@@ -95,10 +95,16 @@ class TieredProgram:
         self.closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*shapes)
         self.tree, self.rest = jax.tree.structure(shape), kept[-1]
         self.most_work = WORTH_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
+        self.host = self._host() or self._host(with_parts=True)
+
+    def _host(self, *, with_parts: bool = False) -> HostProgram | None:
+        """The program for NumPy, where it can run it and is not expected to take longer than the compiler."""
         try:
-            self.host = HostProgram(self.closed, self.most_work)
+            host = HostProgram(self.closed, self.most_work, with_parts=with_parts)
         except Exception:  # what NumPy cannot do, or not with these constants, the compiler can
-            self.host = None
+            return None
+        share = EXPECTED_SHARE if host.has_open_loops else 1.0
+        return host if host.expected_work <= share * self.most_work else None
 
     def __call__(self, leaves: list[Any]) -> Any:
         """The results of the function."""
@@ -109,9 +115,6 @@ class TieredProgram:
 
     def _on_host(self, leaves: list[Any]) -> list[Any] | None:
         """The results by NumPy; `None` where the compiler is the shorter way, from now on."""
-        if self.host is not None and self.host.work == 0:
-            share = EXPECTED_SHARE if self.host.has_open_loops else 1.0
-            self.host = self.host if self.host.expected_work <= share * self.most_work else None
         if self.host is None:
             return None
         try:
@@ -129,11 +132,9 @@ class TieredProgram:
     @functools.cached_property
     def compiled(self) -> Callable[..., Any]:
         """By XLA."""
-        backend = jax.default_backend()
-        closed = looped(self.closed) if backend == "cpu" else self.closed
-        if any(isinstance(const, Tracer) for const in closed.consts):  # a part of the program that computes them
-            return jaxpr_as_fun(closed)
-        return jax.jit(jaxpr_as_fun(closed), compiler_options=quick_options(backend))
+        if any(isinstance(const, Tracer) for const in self.closed.consts):  # a part of the program that computes them
+            return jaxpr_as_fun(looped(self.closed) if jax.default_backend() == "cpu" else self.closed)
+        return quick_program(self.closed)
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)

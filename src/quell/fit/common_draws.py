@@ -12,16 +12,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 
 from quell.core.checks import first_line
+from quell.core.host import compiled_part, remembered_part
 from quell.estimators.smoothness import has_no_kinks
 from quell.evaluation import Problem, exact_elbo
+from quell.families import AbstractFamily
 from quell.fit.trust_region import inner
+from quell.models import AbstractModel
 
 Noise = Float[Array, "draw noise"]
 
 DRAWS, LEAST_DRAWS = 64, 8
 """Of a block at least, and where there are too many data for that."""
 
-DRAWS_AT_ONCE = 16
+DRAWS_AT_ONCE = 32
 """Of a block, if that is enough for a first round: fewer make no better use of a processor."""
 
 DRAWS_PER_PARAM = 1.5
@@ -81,7 +84,7 @@ class LocalElbo(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over draws: of the ELBO, of its gradient, and how many they are."""
+    """Over draws: of the log joint, of its gradient for the parameters, and how many they are."""
 
     value: Float[Array, ""]
     grad: PyTree
@@ -155,7 +158,8 @@ class CommonDraws(eqx.Module):
     @classmethod
     def of(cls, problem: Problem) -> "CommonDraws | None":
         """For a problem; `None` where a block would take too long."""
-        size, num_data = problem.family.noise(jax.random.key(0), 1, float).shape[1], problem.model.num_data
+        noise = jax.eval_shape(lambda: problem.family.noise(jax.random.key(0), 1, float))
+        size, num_data = noise.shape[1], problem.model.num_data
         whole = max(DRAWS // 2, 2 * size)
         # A coordinate with more parameters than draws could fit each of them, and its entropy would have no bound.
         few = max(LEAST_DRAWS // 2, 2 * math.ceil(DRAWS_PER_PARAM / 2 * problem.family.num_params / problem.model.dim))
@@ -167,95 +171,113 @@ class CommonDraws(eqx.Module):
 
     def noise(self, key: Key[Array, ""], dtype: Any) -> Noise:
         """The whitened noise of a block."""
-        num = self.pairs // 2
-        halves = self.problem.family.noise(key, self.pairs, dtype).reshape(2, num, -1)
-        size, change = halves.shape[-1], math.sqrt(2.0 / num)
-        if num >= size:
-            halves = jnp.linalg.qr(halves)[0] * math.sqrt(num)
-            signs = jnp.ones(size, dtype)
-        else:  # coordinates are independent of each other, and so are their scales
-            halves = halves / jnp.sqrt(jnp.mean(halves**2, axis=1, keepdims=True))
-            signs = jax.random.rademacher(jax.random.fold_in(key, 1), (size,), dtype)
-        squares = 1.0 + change * jnp.stack([signs, -signs])[:, None]
-        pair = jnp.stack([halves, -halves]) * jnp.sqrt(squares)  # each piece has some of both halves, with their mirror
-        return jnp.transpose(pair, (2, 1, 0, 3)).reshape(2 * self.pairs, size)
+        return whitened_noise(self.problem.family, self.pairs, key, dtype)
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
-        origin = self.problem.family.geometry.origin(params)
-        zero = jnp.zeros((), jax.tree.leaves(params)[0].dtype)
-
-        def add(piece: Noise, block: Int[Array, ""], _: Any, sums: tuple[Sums, PyTree]) -> tuple[Sums, PyTree]:
-            found = self._on_piece(params, origin, piece)
-            sign = 1 - 2 * (block % 2).astype(zero.dtype)
-            both, differ = sums
-            return jax.tree.map(jnp.add, both, found), jax.tree.map(lambda d, g: d + sign * g, differ, found.grad)
-
-        found, differ = self._over(draws, 1, add, (Sums(zero, origin, zero), origin))
-        count = draws.total * (2 * self.pairs // self.pieces)
-        lost, present = count - found.count, jnp.maximum(found.count, 1.0)
-        value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, found.value / present)
-        grad = jax.tree.map(lambda leaf: leaf / present, found.grad)
-        noise = jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf / present, 0.0), differ)
-        return LocalElbo(value, grad, noise, lost / count)
+        return self._at(params, self.problem.family.geometry.origin(params), draws)
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector."""
         return functools.partial(self._product, params, draws)
 
+    def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
+        """The log joint at some points, in pieces as those of a block."""
+        num, size = points.shape[0], 2 * self.pairs // self.pieces
+        pieces = jnp.resize(points, (math.ceil(num / size), size, points.shape[1]))
+        return jax.lax.map(lambda piece: log_joints(self.problem.model, piece)[0], pieces).reshape(-1)[:num]
+
     def _product(self, params: PyTree, draws: Draws, vector: PyTree) -> PyTree:
         origin = self.problem.family.geometry.origin(params)
-
-        def gradient(at: PyTree, piece: Noise) -> tuple[PyTree, Float[Array, ""]]:
-            found = self._on_piece(params, at, piece)
-            return found.grad, found.count
-
-        def add(piece: Noise, _: Any, __: Any, total: PyTree) -> PyTree:
-            _, bent, count = jax.jvp(lambda at: gradient(at, piece), (origin,), (vector,), has_aux=True)
-            return jax.tree.map(jnp.add, total, (bent, count))
-
+        if self.is_smooth:
+            return jax.jvp(lambda at: self._at(params, at, draws, with_noise=False).grad, (origin,), (vector,))[1]
         length = jnp.sqrt(inner(vector, vector))
         step = DIFFERENCE / jnp.maximum(length, jnp.finfo(length.dtype).tiny)
 
-        def add_difference(piece: Noise, _: Any, side: Int[Array, ""], total: PyTree) -> PyTree:
+        def add(side: Int[Array, ""], total: PyTree) -> PyTree:
             sign = 1 - 2 * side.astype(step.dtype)
-            found, count = gradient(jax.tree.map(lambda leaf: sign * step * leaf, vector), piece)
-            bent = jax.tree.map(lambda leaf: sign / (2 * step) * leaf, found)
-            return jax.tree.map(jnp.add, total, (bent, 0.5 * count))
+            there = jax.tree.map(lambda leaf: sign * step * leaf, vector)
+            found = self._at(params, there, draws, with_noise=False)
+            return jax.tree.map(lambda sum_, leaf: sum_ + sign / (2 * step) * leaf, total, found.grad)
 
-        once = (1, add) if self.is_smooth else (2, add_difference)
-        bent, count = self._over(draws, *once, (origin, jnp.zeros_like(length)))
-        return jax.tree.map(lambda leaf: leaf / jnp.maximum(count, 1.0), bent)
+        return jax.lax.fori_loop(0, 2, add, origin)
 
-    def _over(self, draws: Draws, times: int, add: Callable[..., PyTree], start: PyTree) -> PyTree:
-        """Go through the pieces of each block, through each so many times."""
+    def _at(self, params: PyTree, at: PyTree, draws: Draws, *, with_noise: bool = True) -> LocalElbo:
+        """Value and gradient at a point of the chart around the parameters."""
+        family = self.problem.family
+        there, pull = jax.vjp(lambda at: family.geometry.chart(params, at), at)
+        entropy, widening = jax.value_and_grad(family.entropy)(there)
+        nothing = Sums(jnp.zeros_like(entropy), jax.tree.map(jnp.zeros_like, there), jnp.zeros_like(entropy))
+
+        def add(noise: Noise, block: Int[Array, ""], sums: tuple[Sums, ...]) -> tuple[Sums, ...]:
+            found, sign = self._on_piece(there, noise), 1 - 2 * (block % 2).astype(entropy.dtype)
+            signed = (found, jax.tree.map(lambda leaf: sign * leaf, found))
+            return jax.tree.map(jnp.add, sums, signed[: len(sums)])
+
+        def slope(sums: Sums) -> PyTree:
+            (grad,) = pull(jax.tree.map(lambda leaf, wide: leaf + sums.count * wide, sums.grad, widening))
+            return jax.tree.map(lambda leaf: leaf / present, grad)
+
+        found, *differ = self._over(draws, add, (nothing, nothing) if with_noise else (nothing,))
+        count = draws.total * (2 * self.pairs // self.pieces)
+        lost, present = count - found.count, jnp.maximum(found.count, 1.0)
+        value = found.value / present + entropy
+        value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, value)
+        halves = [jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf, 0.0), slope(one)) for one in differ]
+        return LocalElbo(value, slope(found), halves[0] if halves else (), lost / count)
+
+    def _over(self, draws: Draws, add: Callable[..., PyTree], start: PyTree) -> PyTree:
+        """Go through the pieces of each block."""
         dtype = jax.tree.leaves(start)[0].dtype
 
         def over_block(number: Int[Array, ""], total: PyTree) -> PyTree:
-            noise = self.noise(jax.random.fold_in(jax.random.key(draws.seed), number), dtype)
+            noise = noise_of_block(self.problem.family, self.pairs, draws.seed, number, dtype)
             pieces = noise.reshape(self.pieces, -1, noise.shape[1])
-            return jax.lax.fori_loop(
-                0, times * draws.pieces, lambda at, sums: add(pieces[at // times], number, at % times, sums), total
-            )
+            return jax.lax.fori_loop(0, draws.pieces, lambda at, sums: add(pieces[at], number, sums), total)
 
         return jax.lax.fori_loop(0, draws.blocks, over_block, start)
 
-    def _on_piece(self, params: PyTree, at: PyTree, noise: Noise) -> Sums:
+    def _on_piece(self, params: PyTree, noise: Noise) -> Sums:
         """Sums over those of some draws at which the log density and its gradient are finite."""
-        family, model = self.problem.family, self.problem.model
 
-        def latents(there: PyTree) -> Float[Array, "draw latent"]:
-            return jax.vmap(lambda one: family.sample(there, one))(noise)
+        def latents(params: PyTree) -> Float[Array, "draw latent"]:
+            return jax.vmap(lambda one: self.problem.family.sample(params, one))(noise)
 
-        there, pull_chart = jax.vjp(lambda at: family.geometry.chart(params, at), at)
-        z, pull = jax.vjp(latents, there)
-        values, slopes = jax.vmap(jax.value_and_grad(model.log_joint))(z)
+        z, pull = jax.vjp(latents, params)
+        values, slopes = log_joints(self.problem.model, z)
         is_there = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=1)
-        count = jnp.sum(is_there, dtype=values.dtype)
-        entropy, widening = jax.value_and_grad(family.entropy)(there)
-        (cotangent,) = pull(jnp.where(is_there[:, None], slopes, 0.0))
-        (grad,) = pull_chart(jax.tree.map(lambda leaf, wide: leaf + count * wide, cotangent, widening))
-        return Sums(jnp.sum(values, where=is_there) + count * entropy, grad, count)
+        (grad,) = pull(jnp.where(is_there[:, None], slopes, 0.0))
+        return Sums(jnp.sum(values, where=is_there), grad, jnp.sum(is_there, dtype=values.dtype))
+
+
+@remembered_part
+def noise_of_block(
+    family: AbstractFamily, pairs: int, seed: UInt32[Array, ""], number: Int[Array, ""], dtype: Any
+) -> Noise:
+    """That of all evaluations of a round."""
+    return whitened_noise(family, pairs, jax.random.fold_in(jax.random.key(seed), number), dtype)
+
+
+def whitened_noise(family: AbstractFamily, pairs: int, key: Key[Array, ""], dtype: Any) -> Noise:
+    """The noise of a block: so many pairs, in two halves."""
+    num = pairs // 2
+    halves = family.noise(key, pairs, dtype).reshape(2, num, -1)
+    size, change = halves.shape[-1], math.sqrt(2.0 / num)
+    if num >= size:
+        halves = jnp.linalg.qr(halves)[0] * math.sqrt(num)
+        signs = jnp.ones(size, dtype)
+    else:  # coordinates are independent of each other, and so are their scales
+        halves = halves / jnp.sqrt(jnp.mean(halves**2, axis=1, keepdims=True))
+        signs = jax.random.rademacher(jax.random.fold_in(key, 1), (size,), dtype)
+    squares = 1.0 + change * jnp.stack([signs, -signs])[:, None]
+    pair = jnp.stack([halves, -halves]) * jnp.sqrt(squares)  # each piece has some of both halves, with their mirror
+    return jnp.transpose(pair, (2, 1, 0, 3)).reshape(2 * pairs, size)
+
+
+@compiled_part
+def log_joints(model: AbstractModel, z: Float[Array, "draw latent"]) -> tuple[Float[Array, "draw"], Any]:
+    """The log joint of each draw, and its gradient: the work of a round."""
+    return jax.vmap(jax.value_and_grad(model.log_joint))(z)
 
 
 class ExactElbo(eqx.Module):
@@ -294,6 +316,12 @@ class ExactElbo(eqx.Module):
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""
         origin = self.problem.family.geometry.origin(params)
         return jax.linearize(lambda at: jax.grad(self._at, argnums=1)(params, at), origin)[1]
+
+    def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
+        """The log joint at some points."""
+        model, known = self.problem.model, self.problem.expectation
+        log_joint, size = (model.log_joint, model.num_data) if known is None else (known.at, known.num_addends)
+        return jax.lax.map(log_joint, points, batch_size=max(1, VALUES_AT_ONCE // max(1, size)))
 
     def _at(self, params: PyTree, at: PyTree) -> Float[Array, ""]:
         return exact_elbo(self.problem, self.problem.family.geometry.chart(params, at))

@@ -375,7 +375,7 @@ class Newton(eqx.Module):
         phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
         begun = select(restarts, wider(problem.family, params.loc.dtype), starts.params)
-        new = jax.lax.cond(moves_on, lambda: elsewhere(key, problem, begun), lambda: params)
+        new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun), lambda: params)
         params = select(meets, between, select(closes, starts.params, new))
         return params, after._replace(
             phase=phase,

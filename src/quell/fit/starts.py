@@ -10,9 +10,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from quell.core.trees import select
-from quell.evaluation import Problem
 from quell.families import AbstractFamily
-from quell.fit.common_draws import VALUES_AT_ONCE, LocalElbo
+from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo
 
 START_BOX, TRIED_POINTS = (-2.0, 2.0), 64
 """The location of another start is the point of highest density among so many, drawn from a box."""
@@ -118,12 +117,10 @@ class Starts(NamedTuple):
         )
 
 
-def elsewhere(key: Key[Array, ""], problem: Problem, params: PyTree) -> PyTree:
+def elsewhere(key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree) -> PyTree:
     """The parameters with another location."""
-    model, known = problem.model, problem.expectation
-    log_joint, size = (model.log_joint, model.num_data) if known is None else (known.at, known.num_addends)
     points = jax.random.uniform(key, (TRIED_POINTS, *params.loc.shape), params.loc.dtype, *START_BOX)
-    heights = jax.lax.map(log_joint, points, batch_size=max(1, VALUES_AT_ONCE // max(1, size)))
+    heights = objective.log_joints(points)
     return params._replace(loc=points[jnp.argmax(jnp.nan_to_num(heights, nan=-jnp.inf, posinf=-jnp.inf))])
 
 

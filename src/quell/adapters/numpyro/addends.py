@@ -17,6 +17,7 @@ from quell.adapters.numpyro.call import Call
 from quell.adapters.numpyro.structure import Access, Structure
 from quell.adapters.numpyro.trace import Rows, Site, base_distribution
 from quell.core.program import live_equations, variables
+from quell.core.put import put
 from quell.core.tiers import tiered_once
 from quell.families import LocationScale
 from quell.models import AbstractPrior
@@ -55,7 +56,7 @@ class Likelihood(eqx.Module):
     def data(self) -> NumPyroData:
         """All rows."""
         needs_rows = self.access is not Access.SLICED or self.structure.local
-        row = jnp.asarray(np.arange(self.structure.num_data)) if needs_rows else None  # which compiles nothing
+        row = put(np.arange(self.structure.num_data)) if needs_rows else None
         return NumPyroData({name: self.call.arrays[name] for name in self.sliced}, row)
 
     def __call__(self, latents: Mapping[str, Array], batch: NumPyroData) -> Float[Array, "datum"]:

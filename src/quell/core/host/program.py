@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A JAX program as a list of NumPy calls."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +13,14 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Literal
 
 from quell.core.host.dtypes import key_free
+from quell.core.host.parts import (
+    CALL_MICROSECONDS,
+    COMPILED,
+    LARGEST_ARGUMENT,
+    REMEMBERED,
+    CompiledPart,
+    RememberedPart,
+)
 from quell.core.host.primitives import RULES
 from quell.core.program import live_equations
 
@@ -63,6 +72,7 @@ class HostProgram:
     Args:
         closed: the program. Calls within it are written out, and what depends on constants alone is computed here.
         most_work: of all runs together; a loop that goes beyond ends as `TooLong`.
+        with_parts: whether its compiled parts are compiled, each by itself. Their work is not counted.
 
     Attributes:
         work: about the microseconds of all runs so far, by number and size of the operations, not by the clock.
@@ -73,9 +83,10 @@ class HostProgram:
         Unsupported: where an equation has no rule.
     """
 
-    def __init__(self, closed: ClosedJaxpr, most_work: float = math.inf) -> None:
+    def __init__(self, closed: ClosedJaxpr, most_work: float = math.inf, *, with_parts: bool = False) -> None:
         """Translate the program."""
         self.work, self.most_work, self.has_open_loops = 0.0, most_work, False
+        self.with_parts, self.parts = with_parts, dict[int, CompiledPart]()
         if closed.effects:
             raise Unsupported("effects")
         if any(isinstance(const, Tracer) for const in closed.consts):
@@ -187,7 +198,7 @@ class Block:
     def _inner(self, equation: Any, operands: list[int]) -> tuple[ClosedJaxpr, list[int]] | None:
         """The program that stands for an equation: that of a call, or of the branch that is always taken."""
         name = equation.primitive.name
-        if name in CALLS:
+        if name in CALLS and self._part(equation) is None:
             found = next(
                 equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params
             )
@@ -197,10 +208,28 @@ class Block:
             return branches[min(max(int(which), 0), len(branches) - 1)], operands[1:]
         return None
 
+    def _part(self, equation: Any) -> str | None:
+        """What kind of part an equation calls."""
+        name = equation.params.get("name")
+        if any(_is_key(var.aval) for var in (*equation.invars, *equation.outvars)):
+            return None
+        if name == REMEMBERED and all(math.prod(var.aval.shape) <= LARGEST_ARGUMENT for var in equation.invars):
+            return name
+        return name if name == COMPILED and self.owner.with_parts else None
+
     def _call(self, equation: Any, operands: list[int], results: list[int]) -> None:
         """Add a call, or what it returns where all operands are known."""
         name, known = equation.primitive.name, [self.values[slot] for slot in operands]
-        if name in LOOPS:
+        part = self._part(equation)
+        if part == COMPILED:  # once for all equations that call the same program
+            closed = equation.params["jaxpr"]
+            function = self.owner.parts.setdefault(id(closed), CompiledPart(closed))
+            self.work += CALL_MICROSECONDS
+        elif part == REMEMBERED:
+            block = _block(self.owner, equation.params["jaxpr"], [])
+            function = RememberedPart(functools.partial(block, block.prepared()))
+            self.loops_work += block.expected_work
+        elif name in LOOPS:
             function, expected = LOOPS[name](self.owner, equation, known)
             self.loops_work += expected
         else:

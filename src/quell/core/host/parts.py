@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of a program that NumPy does not run as it runs the rest: those worth a compiler, and those that come again."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr
+
+from quell.core.compilation import quick_program
+from quell.core.compile_clock import COMPILE_CLOCK
+
+COMPILED, REMEMBERED = "compiled_part", "remembered_part"
+"""Names of the calls that are parts."""
+
+CALL_MICROSECONDS = 150.0
+"""That NumPy and JAX take around the call of a compiled part."""
+
+LARGEST_ARGUMENT = 8
+"""Elements of an argument of a part that is remembered."""
+
+MOST_REMEMBERED = 2**22
+"""Elements of results that are remembered."""
+
+
+def compiled_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function as the work of a program: where that is too long for NumPy, it may be compiled by itself.
+
+    Where the program is compiled as a whole, or there is none, this changes nothing. Calls with arguments of the same
+    shapes are one part.
+
+    Args:
+        function: of any arguments; what is not an array is static.
+    """
+    return _marked(function, COMPILED)
+
+
+def remembered_part(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a function of few numbers: where NumPy runs it, results are kept for the next call with the same ones.
+
+    Where the program is compiled, or there is none, this changes nothing.
+
+    Args:
+        function: of any arguments; what is not an array is static.
+    """
+    return _marked(function, REMEMBERED)
+
+
+def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    jitted = eqx.filter_jit(_named(lambda *args: function(*args), name))
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return jitted(*args)
+
+    return call
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    function.__name__ = function.__qualname__ = name
+    return function
+
+
+class CompiledPart:
+    """A part that XLA compiles at its first call.
+
+    Args:
+        closed: its program.
+    """
+
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        """Compile nothing yet."""
+        self.closed = closed
+        self._last: list[Any] = [(None, None)] * len(closed.jaxpr.invars)
+
+    def __call__(self, *operands: Any) -> list[np.ndarray]:
+        """Results, as arrays of NumPy."""
+        arguments = [self._argument(number, operand) for number, operand in enumerate(operands)]
+        if "_run" in self.__dict__:
+            return [np.asarray(one) for one in self._run(*arguments)]
+        with COMPILE_CLOCK.compiling():
+            return [np.asarray(one) for one in self._run(*arguments)]
+
+    def _argument(self, number: int, operand: Any) -> Any:
+        """Data are the same array in every call: from the second on they are on the device."""
+        last, sent = self._last[number]
+        if last is not operand:
+            self._last[number] = (operand, None)
+            return operand
+        if sent is None:
+            sent = jax.device_put(operand)
+            self._last[number] = (operand, sent)
+        return sent
+
+    @functools.cached_property
+    def _run(self) -> Callable[..., Any]:
+        return quick_program(self.closed)
+
+
+class RememberedPart:
+    """A part whose results are kept, as many as there is room for.
+
+    Args:
+        run: it, by NumPy.
+    """
+
+    def __init__(self, run: Callable[[tuple[Any, ...]], list[Any]]) -> None:
+        """Remember nothing yet."""
+        self.run, self._kept, self._size = run, dict[bytes, list[Any]](), 0
+
+    def __call__(self, *operands: Any) -> list[Any]:
+        """Results, of this call or of an earlier one."""
+        key = b"".join(np.asarray(operand).tobytes() for operand in operands)
+        found = self._kept.get(key)
+        if found is not None:
+            return found
+        found = self.run(operands)
+        self._size += sum(np.size(one) for one in found)
+        if self._size > MOST_REMEMBERED:
+            self._kept.clear()
+            self._size = sum(np.size(one) for one in found)
+        self._kept[key] = found
+        return found
