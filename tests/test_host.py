@@ -36,6 +36,7 @@ CASES = {
     **{name: (getattr(jnp, name), np.tanh(X)) for name in ("arcsin", "arccos", "arctanh")},
     "arccosh": (jnp.arccosh, 1 + POSITIVE),
     "round": (jnp.round, 3 * X),
+    "tile": (lambda x: jnp.tile(x, (2, 3)), X),
     "rsqrt": (lax.rsqrt, POSITIVE),
     "erf": (lax.erf, X),
     "erfc": (lax.erfc, X),

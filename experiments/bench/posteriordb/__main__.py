@@ -3,7 +3,8 @@
 
 `seconds_total` runs from the end of all imports to 1,000 draws of every reference parameter as NumPy arrays: reading
 the model, tracing, compilation, the fit and the draws. Reading the data from disk is not part of it. `cpu_total` is the
-same in CPU seconds of all threads. JAX's persistent compilation cache is off.
+same in CPU seconds of all threads, and `seconds_warm` those of a second fit with another key in the same process. JAX's
+persistent compilation cache is off.
 """
 
 import json
@@ -19,7 +20,8 @@ import jax  # noqa: E402
 import typer  # noqa: E402
 
 from experiments.bench.posteriordb.accuracy import moment_errors  # noqa: E402
-from experiments.bench.posteriordb.methods import METHODS, Evaluate, import_library  # noqa: E402
+from experiments.bench.posteriordb.methods import IN_DOUBLE_PRECISION, load  # noqa: E402
+from experiments.bench.posteriordb.methods.base import Method  # noqa: E402
 from experiments.bench.posteriordb.ports import PORTS  # noqa: E402
 from experiments.bench.posteriordb.ports.port import Port  # noqa: E402
 from experiments.bench.posteriordb.source import PosteriorFolder, Reference  # noqa: E402
@@ -29,29 +31,35 @@ from experiments.common.json_value import json_value  # noqa: E402
 
 def main(name: str, method: str, posteriordb: Annotated[Path, typer.Option()], seed: int = 0) -> None:
     """Fit a posterior and print one line of JSON."""
-    import_library(method)
+    run = load(method)
     seconds_import = round(time.perf_counter() - _BEGAN, 3)
     folder = PosteriorFolder(posteriordb)
-    port = PORTS[name](folder.data(name))
+    data, is_double = folder.data(name), method in IN_DOUBLE_PRECISION
     jax.config.update("jax_enable_compilation_cache", False)
-    jax.config.update("jax_enable_x64", port.x64)
+    jax.config.update("jax_enable_x64", is_double)
+    port = PORTS[name](data)
+    jax.config.update("jax_enable_x64", is_double or port.x64)
     record = {"posterior": name, "method": method, "seconds_import": seconds_import}
-    record |= fit_and_evaluate(port, method, folder.reference(name), seed)
-    record |= {"x64": port.x64, "seed": seed, "jax": jax.__version__, "load": round(os.getloadavg()[0], 2)}
+    record |= fit_and_evaluate(port, run, folder.reference(name), seed)
+    record |= {"x64": is_double or port.x64, "seed": seed, "jax": jax.__version__, "load": round(os.getloadavg()[0], 2)}
     print(json.dumps({key: json_value(value) for key, value in record.items()}))
 
 
-def fit_and_evaluate(port: Port, method: str, reference: Reference, seed: int) -> dict[str, Any]:
+def fit_and_evaluate(port: Port, method: Method, reference: Reference, seed: int) -> dict[str, Any]:
     """Seconds, facts and errors of a fit; an exception becomes the status `error`."""
     record: dict[str, Any] = {"status": "error", "steps": None}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         watch = Stopwatch()
         try:
-            evaluate: Evaluate = METHODS[method](port, jax.random.key(seed), watch)
+            run = method(port, jax.random.key(seed), watch)
             watch.stop()
-            draws, facts = evaluate()
+            draws, facts = run.evaluate()
             record |= facts | moment_errors(draws, port.names, reference)
+            if run.again is not None:
+                began = time.perf_counter()
+                run.again(jax.random.key(seed + 1))
+                record["seconds_warm"] = round(time.perf_counter() - began, 4)
         except Exception as error:
             watch.stop()
             record["error"] = f"{type(error).__name__}: {error}"

@@ -13,14 +13,13 @@ import typer
 from rich.table import Table
 
 from experiments.bench.posteriordb.accuracy import MEAN_ERRORS, summarise
+from experiments.bench.posteriordb.methods import METHODS, load
 from experiments.bench.posteriordb.source import PosteriorFolder
 from experiments.common.experiment import AbstractExperiment
-from experiments.common.options import check_counts, check_out, split_names
+from experiments.common.options import check_counts, check_out, say_left_out, split_names
 from experiments.common.progress import run_all
 from quell.cli.common import Seed, bad_parameters, output_console
 from quell.core.atomic import write_atomically
-
-METHOD_NAMES = ("quell", "quell-mf", "numpyro-svi", "numpyro-svi-mf", "laplace", "nuts", "pathfinder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +39,7 @@ class PosteriorExperiment(AbstractExperiment[PosteriorResult]):
 
     Attributes:
         posterior: name.
-        method: one of `METHOD_NAMES`.
+        method: one of `METHODS`.
         folder: of data and reference.
         digest: of data and reference.
         seed: of the fit.
@@ -80,7 +79,7 @@ class PosteriorExperiment(AbstractExperiment[PosteriorResult]):
 
 def posteriordb(
     posteriordb: Annotated[Path, typer.Option(help="Folder with reference.json and data/NAME.npz.")],
-    methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHOD_NAMES)}.")] = "quell,quell-mf",
+    methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}.")] = "quell,quell-mf",
     names: Annotated[str, typer.Option(help="Posteriors, separated by commas; by default all of the folder.")] = "",
     out: Annotated[Path, typer.Option(help="File of the results, a line of JSON each.")] = Path(
         "bench/posteriordb.jsonl"
@@ -94,7 +93,7 @@ def posteriordb(
     with bad_parameters():
         valid = folder.names()
     posteriors = split_names("posterior", names, valid) if names else valid
-    chosen = split_names("method", methods, METHOD_NAMES)
+    chosen = [name for name in split_names("method", methods, METHODS) if _is_installed(name)]
     check_counts(timeout=timeout, runs=runs)
     check_out(out.parent)
     experiments = [
@@ -109,6 +108,17 @@ def posteriordb(
     console = output_console()
     console.print(render(records))
     console.print(f"Written to {out}")
+
+
+def _is_installed(method: str) -> bool:
+    """Whether a method's library can be imported; one line on stderr where it cannot."""
+    try:
+        load(method)
+    except ModuleNotFoundError as error:
+        needed = (error.name or method).partition(".")[0].replace("_", "-")
+        say_left_out(method, f"{needed} is not installed; try `pip install {needed}`.")
+        return False
+    return True
 
 
 def render(records: list[dict[str, Any]]) -> Table:

@@ -12,12 +12,24 @@ class Stopwatch:
 
     def __init__(self) -> None:
         """Start, and listen to JAX's compilation events."""
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin anew, for another fit in this process."""
         self.stages: dict[str, float] = {}
         self.total: float | None = None
         self._events: dict[str, list[float]] = {}
-        jax.monitoring.register_event_duration_secs_listener(self._on_event)
         self._began = self._last = time.perf_counter()
         self._cpu_began = self._cpu_last = time.process_time()
+
+    def state(self) -> dict[str, Any]:
+        """What was measured since the start, for `restore`."""
+        return dict(self.__dict__)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Show what was measured of an earlier fit."""
+        self.__dict__.update(state)
 
     def mark(self, stage: str) -> None:
         """End a stage."""

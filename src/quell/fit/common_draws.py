@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 
 from quell.core.checks import first_line
@@ -184,8 +185,8 @@ class CommonDraws(eqx.Module):
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points, in pieces as those of a block."""
         num, size = points.shape[0], 2 * self.pairs // self.pieces
-        pieces = jnp.resize(points, (math.ceil(num / size), size, points.shape[1]))
-        return jax.lax.map(lambda piece: log_joints(self.problem.model, piece)[0], pieces).reshape(-1)[:num]
+        whole = points[np.arange(math.ceil(num / size) * size) % num].reshape(-1, size, points.shape[1])
+        return jax.lax.map(lambda piece: log_joints(self.problem.model, piece)[0], whole).reshape(-1)[:num]
 
     def _product(self, params: PyTree, draws: Draws, vector: PyTree) -> PyTree:
         origin = self.problem.family.geometry.origin(params)

@@ -270,6 +270,7 @@ RULES: dict[str, Rule] = {
     "slice": shapes.strided,
     "pad": shapes.pad,
     "rev": shapes.reverse,
+    "tile": lambda equation: lambda x: np.tile(x, equation.params["reps"]),
     "iota": shapes.iota,
     "empty": shapes.empty,
     "empty2": shapes.empty,

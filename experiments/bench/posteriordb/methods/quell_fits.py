@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""quell: `quell.from_numpyro` and `quell.fit` at their defaults."""
+
+import functools
+from typing import Any
+
+import jax
+
+import quell
+from experiments.bench.posteriordb.methods.base import NUM_DRAWS, NUM_EVALUATED, Fitted, Run, as_arrays
+from experiments.bench.posteriordb.ports.port import Port
+from experiments.bench.posteriordb.stopwatch import Stopwatch
+
+
+def run(port: Port, key: jax.Array, watch: Stopwatch, family_name: str, *, with_response: bool = False) -> Run:
+    """One family; draws of linear response on request."""
+    model = quell.from_numpyro(port.model, *port.args)
+    watch.mark("read")
+
+    def fit(key: jax.Array) -> tuple[Any, Any]:
+        result = quell.fit(model, getattr(quell, family_name)(model.dim), key=key)
+        drawn_from: Any = result.linear_response() if with_response else result
+        return jax.block_until_ready(result.params) and result, drawn_from
+
+    result, drawn_from = fit(key)
+    watch.mark("fit")
+    as_arrays(drawn_from.sample(jax.random.key(1), NUM_DRAWS), port)
+    watch.mark("draws")
+
+    def evaluate() -> Fitted:
+        facts = {
+            "status": result.status.name,
+            "steps": result.history.num_steps,
+            "gradients": result.num_gradients,
+            "gap": None if result.gap is None else [result.gap.value, result.gap.standard_error],
+            "khat": result.final_khat.value,
+            "elbo": result.final_elbo.value,
+            "result_warnings": list(result.warnings),
+            "num_data": model.num_data,
+            "dim": model.dim,
+        }
+        if result.choice is not None:
+            facts |= {"chosen": result.choice.reason, "base": result.choice.base}
+        return Fitted(drawn_from.sample(jax.random.key(2), NUM_EVALUATED), facts)
+
+    def again(key: jax.Array) -> None:
+        as_arrays(fit(key)[1].sample(jax.random.key(1), NUM_DRAWS), port)
+
+    return Run(evaluate, again)
+
+
+full_rank = functools.partial(run, family_name="FullRank")
+mean_field = functools.partial(run, family_name="MeanField")
+linear_response = functools.partial(run, family_name="MeanField", with_response=True)
+flow = functools.partial(run, family_name="Flow")
