@@ -13,8 +13,8 @@ from quell.core.trees import select
 from quell.families import AbstractFamily
 from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo
 
-START_BOX, TRIED_POINTS = (-2.0, 2.0), 64
-"""The location of another start is the point of highest density among so many, drawn from a box."""
+START_BOX = (-2.0, 2.0)
+"""The location of another start is the point of highest density among some that are drawn from a box."""
 
 MOST_LOST_STARTS = 100
 """Where the ELBO is not finite at a start, there is another one, so many times."""
@@ -119,7 +119,7 @@ class Starts(NamedTuple):
 
 def elsewhere(key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree) -> PyTree:
     """The parameters with another location."""
-    points = jax.random.uniform(key, (TRIED_POINTS, *params.loc.shape), params.loc.dtype, *START_BOX)
+    points = jax.random.uniform(key, (objective.tried_points, *params.loc.shape), params.loc.dtype, *START_BOX)
     heights = objective.log_joints(points)
     return params._replace(loc=points[jnp.argmax(jnp.nan_to_num(heights, nan=-jnp.inf, posinf=-jnp.inf))])
 
