@@ -3,14 +3,21 @@
 
 import json
 import math
+import re
+import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import tolerances
 from experiments.bench.commands import app
+from experiments.bench.posteriordb.__main__ import fit_and_evaluate
 from experiments.bench.posteriordb.accuracy import moment_errors, summarise
+from experiments.bench.posteriordb.methods import load
+from experiments.bench.posteriordb.methods.batch_and_match import match
+from experiments.bench.posteriordb.page import write_page
 from experiments.bench.posteriordb.ports import PORTS
 from experiments.bench.posteriordb.source import PosteriorFolder, Reference
 
@@ -104,9 +111,72 @@ def test_what_failed_counts_as_wrong():
         "posteriors": 3,
         "median_seconds": 3.0,
         "largest_seconds": 4.0,
+        "median_warm": None,
         "mean_error_below_0.3": 2,
         "mean_error_below_0.1": 1,
         "sds_within_20_percent": 1,
         "converged": 1,
         "median_gradients": 7,
     }
+
+
+def test_batch_and_match_solves_its_equations_and_is_exact_for_a_gaussian():
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(3, 3))
+    covariance, mean = root @ root.T + np.eye(3), np.array([1.0, -2.0, 3.0])
+    now = jnp.zeros(3), jnp.eye(3)
+    for step in range(60):
+        z = now[0] + rng.normal(size=(8, 3)) @ np.linalg.cholesky(now[1]).T
+        scores = -(z - mean) @ np.linalg.inv(covariance)
+        rate = 24.0 / (1 + step)
+        after = match(now, z, scores, rate)
+        share, slope, at = rate / (1 + rate), scores.mean(0), z.mean(0)
+        u = rate * np.cov(scores.T, bias=True) + share * np.outer(slope, slope)
+        v = now[1] + rate * np.cov(z.T, bias=True) + share * np.outer(now[0] - at, now[0] - at)
+        np.testing.assert_allclose(after[1] @ u @ after[1] + after[1], v, rtol=1e-8, atol=1e-8)
+        now = after
+    np.testing.assert_allclose(now[0], mean, rtol=1e-9)
+    np.testing.assert_allclose(now[1], covariance, rtol=1e-9)
+
+
+def test_all_methods_are_on_one_page_with_those_that_failed(tmp_path):
+    def record(posterior, method, **facts):
+        return {"posterior": posterior, "method": method, "jax": "0.0", "status": "CONVERGED", **facts}
+
+    good = {"seconds_total": 1.5, "seconds_warm": 0.25, "max_mean_error": 0.05, "max_abs_log_sd_ratio": 0.1}
+    records = [
+        record("first", "quell", **good),
+        record("second", "quell", **good | {"max_mean_error": 0.2, "seconds_total": 2.5}),
+        record("first", "nuts", **good | {"max_mean_error": 7.0, "gradients": 12_345}),
+        record("second", "slow", seconds_total=None),
+    ]
+    text = write_page(records, tmp_path).read_text()
+    assert (tmp_path / "posteriordb.png").read_bytes().startswith(b"\x89PNG")
+    assert text.count("data:image/png") == 4  # wide and narrow, light and dark
+    row = text[text.index('<tr class="ours">') :].split("</tr>")[0]
+    assert re.findall(r"<td>(.*?)</td>", row) == ["2", "2.00", "2", "0.25", "2", "1", "2", "2", "–"]
+    assert "12,345" in text
+    assert re.search(r'<td class="fails">7.00 <small>1.5 s</small>', text)
+    assert re.search(r'<td class="open">0.20 <small>2.5 s</small>', text)
+    assert '<td class="fails">– <small>– s</small>' in text
+
+
+def test_a_method_whose_library_is_missing_is_left_out_with_a_line(folder, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gsmvi", None)
+    monkeypatch.setitem(sys.modules, "gsmvi.gsm", None)
+    result = run(folder, tmp_path / "out.jsonl", "--methods", "gsm")
+    assert result.exit_code == 2
+    assert "Left out gsm: gsmvi is not installed; try `pip install gsmvi`." in " ".join(result.output.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["quell-mf-response", "batch-and-match", "nuts", "numpyro-svi-best"])
+def test_methods_find_a_regression(folder, method):
+    source = PosteriorFolder(folder)
+    port, reference = PORTS[RIGHT](source.data(RIGHT)), source.reference(RIGHT)
+    found = fit_and_evaluate(port, load(method), reference, seed=0)
+    assert found.get("error") is None
+    assert found["max_mean_error"] < 0.3
+    assert found["max_abs_log_sd_ratio"] < math.log(1.2)
+    assert found["seconds_total"] > 0
+    assert found["seconds_warm"] > 0

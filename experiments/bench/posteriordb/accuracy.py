@@ -47,14 +47,15 @@ def moment_errors(draws: Mapping[str, Any], sites: Mapping[str, str], reference:
 
 def summarise(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts over the fits of one method; a fit without errors counts as wrong."""
-    seconds = [record["seconds_total"] for record in records if record.get("seconds_total") is not None]
+    seconds = _known(records, "seconds_total")
     mean_errors = [_or_inf(record.get("max_mean_error")) for record in records]
     sd_errors = [_or_inf(record.get("max_abs_log_sd_ratio")) for record in records]
-    gradients = [record["gradients"] for record in records if "gradients" in record]
+    gradients, warm = (_known(records, name) for name in ("gradients", "seconds_warm"))
     return {
         "posteriors": len(records),
         "median_seconds": statistics.median(seconds) if seconds else None,
         "largest_seconds": max(seconds, default=None),
+        "median_warm": statistics.median(warm) if warm else None,
         **{f"mean_error_below_{most:g}": sum(error < most for error in mean_errors) for most in MEAN_ERRORS},
         "sds_within_20_percent": sum(error < math.log(SD_RATIO) for error in sd_errors),
         "converged": sum(record.get("status") == "CONVERGED" for record in records),
@@ -73,6 +74,10 @@ def _scalars(draws: Mapping[str, Any], sites: Mapping[str, str]) -> dict[str, np
         for number, column in enumerate(values.reshape(values.shape[0], -1).T, start=1):
             flat[f"{name}[{number}]"] = column
     return flat
+
+
+def _known(records: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [record[name] for record in records if record.get(name) is not None]
 
 
 def _or_inf(value: float | None) -> float:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from experiments.bench.posteriordb.accuracy import MEAN_ERRORS, summarise
 from experiments.bench.posteriordb.methods import METHODS, load
+from experiments.bench.posteriordb.page import write_page
 from experiments.bench.posteriordb.source import PosteriorFolder
 from experiments.common.experiment import AbstractExperiment
 from experiments.common.options import check_counts, check_out, say_left_out, split_names
@@ -93,8 +94,10 @@ def posteriordb(
     with bad_parameters():
         valid = folder.names()
     posteriors = split_names("posterior", names, valid) if names else valid
-    chosen = [name for name in split_names("method", methods, METHODS) if _is_installed(name)]
+    chosen = [name for name in split_names("method", methods, list(METHODS)) if _is_installed(name)]
     check_counts(timeout=timeout, runs=runs)
+    if not chosen:
+        raise typer.Exit(2)
     check_out(out.parent)
     experiments = [
         PosteriorExperiment(name, method, str(folder.path), folder.digest(name), seed + run, timeout)
@@ -107,7 +110,7 @@ def posteriordb(
     write_atomically(out, lambda file: file.write(lines.encode()))
     console = output_console()
     console.print(render(records))
-    console.print(f"Written to {out}")
+    console.print(f"Written to {out} and {write_page(records, out.parent)}")
 
 
 def _is_installed(method: str) -> bool:
@@ -125,11 +128,11 @@ def render(records: list[dict[str, Any]]) -> Table:
     """Counts, one row per method."""
     table = Table()
     heads = [f"mean error < {most:g} sd" for most in MEAN_ERRORS]
-    for head in ("method", "median s", "largest s", *heads, "all sds within 20%", "converged", "gradients"):
+    for head in ("method", "median s", "largest s", "warm s", *heads, "all sds within 20%", "converged", "gradients"):
         table.add_column(head, justify="left" if head == "method" else "right")
     for method in dict.fromkeys(record["method"] for record in records):
         counts = summarise([record for record in records if record["method"] == method])
-        seconds = [counts["median_seconds"], counts["largest_seconds"]]
+        seconds = [counts[name] for name in ("median_seconds", "largest_seconds", "median_warm")]
         right = [counts[f"mean_error_below_{most:g}"] for most in MEAN_ERRORS] + [counts["sds_within_20_percent"]]
         right.append(counts["converged"])
         texts = ["–" if value is None else f"{value:.1f}" for value in seconds]

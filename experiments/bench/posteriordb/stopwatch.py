@@ -23,14 +23,6 @@ class Stopwatch:
         self._began = self._last = time.perf_counter()
         self._cpu_began = self._cpu_last = time.process_time()
 
-    def state(self) -> dict[str, Any]:
-        """What was measured since the start, for `restore`."""
-        return dict(self.__dict__)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Show what was measured of an earlier fit."""
-        self.__dict__.update(state)
-
     def mark(self, stage: str) -> None:
         """End a stage."""
         now, cpu = time.perf_counter(), time.process_time()

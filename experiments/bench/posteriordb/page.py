@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All methods on one self-contained page: accuracy against seconds, the counts, and every posterior."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.bench.posteriordb.accuracy import MEAN_ERRORS, summarise
+from experiments.common import page
+from experiments.common.plots import PALETTE, in_all_variants, make_panels
+
+Records = Sequence[dict[str, Any]]
+
+PICTURE = "posteriordb"
+_TEMPLATE = Path(__file__).with_name("page.html")
+_OURS = "quell"
+
+
+def write_page(records: Records, folder: Path) -> Path:
+    """Draw `posteriordb.png` and write `posteriordb.html`, in which it is."""
+    draw_accuracy(records, folder / f"{PICTURE}.png")
+    path = folder / f"{PICTURE}.html"
+    page.write_page(_TEMPLATE, path, variables(records))
+    return path
+
+
+def by_method(records: Records) -> dict[str, list[dict[str, Any]]]:
+    """The records of each method, in the order in which they first come."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        found.setdefault(record["method"], []).append(record)
+    return found
+
+
+def variables(records: Records) -> dict[str, Any]:
+    """Variables of the template."""
+    groups = by_method(records)
+    rows = [{"method": name, "is_ours": name.startswith(_OURS), **summarise(group)} for name, group in groups.items()]
+    rows.sort(key=lambda row: (-_share(row, MEAN_ERRORS[0]), row["median_seconds"] or math.inf))
+    names = sorted({record["posterior"] for record in records})
+    cells = {name: _cells(group) for name, group in groups.items()}
+    order = [row["method"] for row in rows]
+    return {
+        "rows": rows,
+        "errors": [f"{most:g}" for most in MEAN_ERRORS],
+        "methods": order,
+        "posteriors": [{"name": name, "cells": [cells[method].get(name) for method in order]} for name in names],
+        "versions": sorted({str(record["jax"]) for record in records if record.get("jax")}),
+    }
+
+
+def _cells(records: Records) -> dict[str, dict[str, Any]]:
+    """Of each posterior the largest error of any run, and the median of the seconds."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in {record["posterior"] for record in records}:
+        runs = [record for record in records if record["posterior"] == name]
+        errors = [math.inf if run.get("max_mean_error") is None else run["max_mean_error"] for run in runs]
+        seconds = [run["seconds_total"] for run in runs if run.get("seconds_total") is not None]
+        worst = max(errors)
+        kind = next((kind for kind, most in (("holds", 0.1), ("open", 0.3)) if worst < most), "fails")
+        found[name] = {
+            "error": "–" if math.isinf(worst) else f"{worst:.2f}" if worst < 100 else f"{worst:.0f}",
+            "seconds": f"{statistics.median(seconds):.1f}" if seconds else "–",
+            "kind": kind,
+        }
+    return found
+
+
+def _seconds(record: dict[str, Any]) -> float | None:
+    return record.get("seconds_total")
+
+
+def _share(row: dict[str, Any], most: float) -> float:
+    return row[f"mean_error_below_{most:g}"] / row["posteriors"]
+
+
+@in_all_variants
+def draw_accuracy(records: Records, tall: bool) -> Any:
+    """Posteriors whose means are all right, against seconds from a cold process; one point for each method."""
+    figure, ((axes,),) = make_panels(1, 1, tall=tall, width=7.4 if not tall else 4.6)
+    groups, all_of_them = by_method(records), len({record["posterior"] for record in records})
+    rows = [(name, summarise(group)) for name, group in groups.items()]
+    rows = sorted(
+        (pair for pair in rows if pair[1]["median_seconds"] is not None), key=lambda p: p[1]["median_seconds"]
+    )
+    for number, (name, row) in enumerate(rows):
+        color, seconds = PALETTE[number % len(PALETTE)], row["median_seconds"]
+        shares = [100 * _share(row, most) for most in MEAN_ERRORS]
+        num = len({record["posterior"] for record in groups[name]})
+        label = name if num == all_of_them else f"{name} ({num} of {all_of_them})"
+        axes.plot([seconds, seconds], shares, color=color, linewidth=1.2)
+        marker = {"marker": "o" if name.startswith(_OURS) else "s", "color": color, "markersize": 8, "linestyle": ""}
+        axes.plot([seconds], shares[:1], **marker)
+        axes.plot([seconds], shares[1:], **marker | {"markersize": 5, "markerfacecolor": "none"})
+        place = (7, 4) if number % 2 else (7, -11)
+        axes.annotate(label, (seconds, shares[0]), xytext=place, textcoords="offset points", fontsize="small")
+    least, most = (pick(row["median_seconds"] for _, row in rows) for pick in (min, max))
+    axes.set(xscale="log", ylim=(-4, 106), xlim=(0.8 * least, 2.2 * most))
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if 0.8 * least < tick < 2.2 * most]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("seconds from the end of the imports to 1,000 draws, median")
+    axes.set_ylabel(f"% of posteriors: all means within {MEAN_ERRORS[0]:g} sd\n(hollow: within {MEAN_ERRORS[1]:g})")
+    axes.grid(alpha=0.25)
+    return figure
