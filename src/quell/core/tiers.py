@@ -18,7 +18,7 @@ from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
 WORTH_MICROSECONDS = 2000.0
-"""Of work by NumPy for each equation, after which a program is compiled: two thirds of what that takes."""
+"""Of work by NumPy for each equation, after which a program is compiled: what that takes."""
 
 EXPECTED_SHARE = 0.15
 """Of them, beyond which a program with loops of unknown length is not begun: fits take several times the work that is
