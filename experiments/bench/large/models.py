@@ -154,10 +154,115 @@ def robust(num_rows: int = 1_000_000) -> LargeModel:
     return LargeModel(model, _regression(num_rows, 4.0))
 
 
+def occupancy(num_species: int = 400, num_sites: int = 60, num_visits: int = 5) -> LargeModel:
+    """Which species live where, from visits that may miss them; whether one lives at a site is summed out."""
+    rng = np.random.default_rng(2022)
+    habitat, effort = rng.normal(size=(2, num_sites))
+    centre, spread = np.array([-0.5, 0.5, -0.5, 0.3]), np.array([1.2, 0.8, 0.8, 0.3])
+    of_species = centre + spread * rng.normal(size=(num_species, 4))
+    species, site = (index.ravel() for index in np.indices((num_species, num_sites)))
+    lives, seen = (
+        1 / (1 + np.exp(-base[species] - slope[species] * x[site]))
+        for base, slope, x in zip(of_species.T[::2], of_species.T[1::2], (habitat, effort), strict=True)
+    )
+    count = rng.binomial(num_visits, seen) * (rng.uniform(size=species.size) < lives)
+    data = {
+        "species": jnp.asarray(species),
+        "habitat": jnp.asarray(habitat[site]),
+        "effort": jnp.asarray(effort[site]),
+        "count": jnp.asarray(count),
+        "num_species": num_species,
+        "num_visits": num_visits,
+    }
+
+    def model(species, habitat, effort, count, num_species, num_visits):
+        mean = sample("mean", dist.Normal(0.0, 1.5).expand([4]).to_event(1))
+        spread = sample("spread", dist.HalfNormal(1.0).expand([4]).to_event(1))
+        with numpyro.plate("all_species", num_species):
+            of_species = sample("of_species", dist.Normal(mean, spread).to_event(1))
+        lives = of_species[species, 0] + of_species[species, 1] * habitat
+        seen = of_species[species, 2] + of_species[species, 3] * effort
+        with numpyro.plate("rows", len(count)):
+            detections = dist.Binomial(num_visits, logits=seen)
+            sample("count", dist.ZeroInflatedDistribution(detections, gate_logits=-lives), obs=count)
+
+    return LargeModel(model, data)
+
+
+def polls(num_states: int = 50, num_days: int = 250, num_pollsters: int = 80, num_polls: int = 2_000) -> LargeModel:
+    """Support in states and in the nation, which walk at random from day to day, from polls with house effects."""
+    rng = np.random.default_rng(2023)
+    nation = np.cumsum(0.02 * rng.normal(size=num_days))
+    state = 0.4 * rng.normal(size=(num_states, 1)) + np.cumsum(0.015 * rng.normal(size=(num_states, num_days)), axis=1)
+    house = 0.08 * rng.normal(size=num_pollsters)
+    pollster = rng.choice(num_pollsters, num_polls, p=rng.dirichlet(0.5 * np.ones(num_pollsters)))
+    day = np.sort((num_days * rng.beta(2.0, 1.0, num_polls)).astype(int))  # more of them as the election nears
+    where = rng.choice(num_states, num_polls, p=rng.dirichlet(np.ones(num_states)))
+    is_national = rng.uniform(size=num_polls) < 0.3
+    size = rng.integers(400, 1500, num_polls)
+    logits = nation[day] + house[pollster] + np.where(is_national, 0.0, state[where, day])
+    data = {
+        "state": jnp.asarray(where),
+        "of_state": jnp.asarray(1.0 - is_national),
+        "day": jnp.asarray(day),
+        "pollster": jnp.asarray(pollster),
+        "size": jnp.asarray(size),
+        "votes": jnp.asarray(rng.binomial(size, 1 / (1 + np.exp(-logits)))),
+        "num_states": num_states,
+        "num_days": num_days,
+        "num_pollsters": num_pollsters,
+    }
+
+    def model(state, of_state, day, pollster, size, votes, num_states, num_days, num_pollsters):
+        nation_step = sample("nation_step", dist.HalfNormal(0.05))
+        state_step = sample("state_step", dist.HalfNormal(0.05))
+        state_scale = sample("state_scale", dist.HalfNormal(0.5))
+        house_scale = sample("house_scale", dist.HalfNormal(0.2))
+        base = sample("base", dist.Normal(0.0, 0.5))
+        nation = sample("nation", dist.GaussianRandomWalk(nation_step, num_days))
+        with numpyro.plate("states", num_states):
+            lean = sample("lean", dist.Normal(0.0, state_scale))
+            drift = sample("drift", dist.GaussianRandomWalk(state_step, num_days))
+        with numpyro.plate("pollsters", num_pollsters):
+            house = sample("house", dist.Normal(0.0, house_scale))
+        with numpyro.plate("polls", len(votes)):
+            logits = base + nation[day] + house[pollster] + of_state * (lean[state] + drift[state, day])
+            sample("votes", dist.Binomial(size, logits=logits), obs=votes)
+
+    return LargeModel(model, data)
+
+
+def horseshoe(num_rows: int = 400, num_features: int = 2_000) -> LargeModel:
+    """A logistic regression on more features than rows, few of which matter: a regularised horseshoe."""
+    rng = np.random.default_rng(2024)
+    x = rng.normal(size=(num_rows, num_features))
+    slopes = np.zeros(num_features)
+    slopes[:10] = rng.choice([-1.0, 1.0], 10) * rng.uniform(1.0, 2.5, 10)
+    y = (rng.uniform(size=num_rows) < 1 / (1 + np.exp(-x @ slopes))).astype(int)
+    data = {"x": jnp.asarray(x), "y": jnp.asarray(y)}
+
+    def model(x, y):
+        num_rows, num_features = x.shape
+        intercept = sample("intercept", dist.Normal(0.0, 2.0))
+        overall = sample("overall", dist.HalfCauchy(2 * 10 / (num_features - 10) / num_rows**0.5))
+        slab = sample("slab", dist.InverseGamma(2.0, 8.0))
+        with numpyro.plate("features", num_features):
+            local = sample("local", dist.HalfCauchy(1.0))
+            raw = sample("raw", dist.Normal(0.0, 1.0))
+        slopes = raw * overall * local / jnp.sqrt(1 + (overall * local) ** 2 / slab)
+        with numpyro.plate("rows", num_rows):
+            sample("y", dist.Bernoulli(logits=intercept + x @ slopes), obs=y)
+
+    return LargeModel(model, data)
+
+
 MODELS: dict[str, Callable[[], LargeModel]] = {
     "bradley-terry": bradley_terry,
     "households": households,
     "crossed": crossed,
     "noise-scale": noise_scale,
     "robust": robust,
+    "occupancy": occupancy,
+    "polls": polls,
+    "horseshoe": horseshoe,
 }
