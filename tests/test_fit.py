@@ -22,6 +22,7 @@ from quell.core.compile_clock import COMPILE_CLOCK, CompileClock
 from quell.fit import attempts, driver, loop, progress, step
 from quell.fit.progress import progress_bar, warn_if_long
 from quell.terms import AbstractTerm
+from structured_models import MODELS
 
 RNG = np.random.default_rng(3)
 FEATURES = np.column_stack([RNG.uniform(-1, 1, 12), np.ones(12)])
@@ -102,9 +103,24 @@ def test_the_length_of_the_chunks_does_not_change_where_an_exact_fit_ends(rate, 
     assert once.history.num_steps == again.history.num_steps < 500
 
 
+@pytest.mark.parametrize(("missed", "base"), [(0.5, "exact"), (5.0, "common draws")])
+def test_draws_take_over_where_all_nodes_miss_more_than_the_tolerance(key, monkeypatch, missed, base):
+    """Less than that is what draws miss too, such as the rounding of many large addends."""
+    tolerance = 0.01
+    monkeypatch.setattr(
+        quell.FitResult,
+        "quadrature_error",
+        property(lambda result: 0.0 if result.problem.expectation is None else missed * tolerance),
+    )
+    model = quell.from_numpyro(MODELS["probit"])
+    result = quell.fit(model, quell.MeanField(model.dim), key=key, tolerance=tolerance)
+    assert result.status is Status.CONVERGED
+    assert result.choice.base == base
+
+
 def test_fits_that_are_interrupted_are_not_begun_again(key, monkeypatch):
     """As they would be with more nodes, where the expectations of a fit that has ended are inexact."""
-    monkeypatch.setattr(attempts, "is_inexact", lambda plan, result: pytest.fail("an interrupted fit was judged"))
+    monkeypatch.setattr(attempts, "is_inexact", lambda *_: pytest.fail("an interrupted fit was judged"))
 
     def interrupt(progress):
         raise KeyboardInterrupt

@@ -96,7 +96,9 @@ def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     if any(result.status is Status.STOPPED or result.history.num_steps >= steps for result in results):
         return results
     expectation = results[0].problem.expectation
-    if expectation is None or not any(is_inexact(plan, one) for one in results):
+    # Beyond the last level come draws, whose error is the tolerance itself: what rounding loses may be as large.
+    share = 1.0 if expectation is not None and expectation.level >= MOST_LEVEL else ERROR_SHARE
+    if expectation is None or not any(is_inexact(plan, one, share) for one in results):
         return results
     goes_on = expectation.level < USUAL_LEVEL and task.key.ndim == 0  # from where the fewest nodes led
     if goes_on:
@@ -138,9 +140,9 @@ def _after(before: FitResult, after: FitResult) -> FitResult:
     )
 
 
-def is_inexact(plan: FitPlan, result: FitResult) -> bool:
-    """Whether more nodes would have led a fit of exact expectations elsewhere."""
+def is_inexact(plan: FitPlan, result: FitResult, share: float = ERROR_SHARE) -> bool:
+    """Whether exact expectations are off by more than a share of the tolerance, so that more nodes may lead elsewhere."""
     if result.problem.expectation is None:
         return False
     rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
-    return not abs(result.quadrature_error) < ERROR_SHARE * plan.options.tolerance + rounding
+    return not abs(result.quadrature_error) < share * plan.options.tolerance + rounding
