@@ -2,6 +2,9 @@
 """JAX programs by NumPy: the same results as compiled, whatever the program."""
 
 import functools
+import gc
+import math
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -368,6 +371,57 @@ def test_what_is_remembered_has_an_end(monkeypatch):
     for number in (0, 1, 0, 2, 0):  # two results of four numbers fit
         np.testing.assert_array_equal(memory(np.int32(number)), np.full((1, 4), number))
     assert seen == [0, 1, 2, 0]
+    monkeypatch.setattr(parts, "MOST_REMEMBERED", 3)
+    memory.forget()
+    for _ in range(2):
+        memory(np.int32(5))
+    assert seen[-2:] == [5, 5]
+
+
+def test_between_runs_nothing_is_kept_of_the_arguments():
+    closed = jax.make_jaxpr(lambda x, data: long_part(x, data) + long_part(x + 1, data))(
+        put([0.1]), put(np.arange(5.0))
+    )
+    program, data = HostProgram(closed, with_parts=True), jax.device_put(1e-3 * np.arange(5.0))
+    program(np.array([0.1]), data)
+    gone = weakref.ref(data)
+    del data
+    gc.collect()
+    assert program.parts
+    assert gone() is None
+
+
+def test_parts_tell_apart_static_values_that_compare_equal():
+    divide = compiled_part(lambda c, x: x / c if isinstance(c, float) else x * 3)
+    found = [float(divide(c, jnp.asarray(1.0))) for c in (1.0, 1, 0.0, -0.0)]
+    assert found == [1.0, 3.0, math.inf, -math.inf]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sampled_fit_is_the_same_whether_parts_or_the_whole_are_compiled(monkeypatch, dtype):
+    y = np.concatenate([RNG.normal(-2, 1, 150), RNG.normal(2, 0.5, 150)])
+
+    def model(y):
+        mean, scale = sample("mean", dist.Normal(0, 2).expand([2])), sample("scale", dist.HalfNormal(2).expand([2]))
+        share = sample("share", dist.Beta(5, 5))
+        mixture = dist.MixtureSameFamily(dist.Categorical(jnp.stack([share, 1 - share])), dist.Normal(mean, scale))
+        with numpyro.plate("rows", len(y)):
+            sample("y", mixture, obs=y)
+
+    def elbo(with_parts):
+        has_parts = TieredProgram._has_parts if with_parts else lambda self: False
+        with monkeypatch.context() as patch, jax.enable_x64(dtype == np.float64):
+            patch.setattr(TieredProgram, "_has_parts", has_parts)
+            tiers._program.cache_clear()
+            read = quell.from_numpyro(model, jnp.asarray(y, dtype))
+            result = quell.fit(read, quell.MeanField(read.dim), key=jax.random.key(0))
+            programs = [one for one in gc.get_objects() if isinstance(one, TieredProgram)]
+            assert any(one.host is not None and one.host.parts and one.host.work for one in programs) == with_parts
+            assert result.status is quell.Status.CONVERGED
+            return result.final_elbo.value
+
+    assert elbo(True) == pytest.approx(elbo(False), abs=0.02)
 
 
 def test_a_function_is_traced_once_for_each_kind_of_arguments():

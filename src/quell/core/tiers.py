@@ -14,6 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from quell.core.compilation import quick_jit, quick_program
 from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.host import HostProgram
+from quell.core.host.parts import COMPILED, mark
 from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
@@ -53,7 +54,7 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in static):
             return compiled(*args)
         kinds = tuple(map(_kind, leaves))
-        return _program(function, tree, kinds, static, tuple(map(_mark, static)), _config())(leaves)
+        return _program(function, tree, kinds, static, tuple(map(mark, static)), _config())(leaves)
 
     return call
 
@@ -95,7 +96,12 @@ class TieredProgram:
         self.closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*shapes)
         self.tree, self.rest = jax.tree.structure(shape), kept[-1]
         self.most_work = WORTH_MICROSECONDS * sum(1 for _ in equations(self.closed.jaxpr))
-        self.host = self._host() or self._host(with_parts=True)
+        self.host = self._host() or (self._host(with_parts=True) if self._has_parts() else None)
+
+    def _has_parts(self) -> bool:
+        """Whether parts may be compiled by themselves: not on an accelerator, which would wait for NumPy each time."""
+        is_cpu = jax.default_backend() == "cpu"
+        return is_cpu and any(one.params.get("name") == COMPILED for one in equations(self.closed.jaxpr))
 
     def _host(self, *, with_parts: bool = False) -> HostProgram | None:
         """The program for NumPy, where it can run it and is not expected to take longer than the compiler."""
@@ -155,14 +161,14 @@ def _program(
     return TieredProgram(of_arrays, kinds)
 
 
-def _mark(value: Any) -> Any:
-    """What tells apart 1, 1.0 and `True`, and zeros of either sign."""
-    return str(value) if isinstance(value, float) else type(value)
-
-
 def _is_here(leaf: Any) -> bool:
-    """Whether an array is on one device."""
-    return not isinstance(leaf, jax.Array) or len(leaf.sharding.device_set) == 1
+    """Whether an array is on the default device, where results will be."""
+    if not isinstance(leaf, jax.Array):
+        return True
+    default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if default is None or isinstance(default, str):
+        default = jax.local_devices(backend=default)[0]
+    return leaf.sharding.device_set == {default}
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:

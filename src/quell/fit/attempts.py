@@ -141,7 +141,7 @@ def _after(before: FitResult, after: FitResult) -> FitResult:
 
 
 def is_inexact(plan: FitPlan, result: FitResult, share: float = ERROR_SHARE) -> bool:
-    """Whether exact expectations are off by more than a share of the tolerance, so that more nodes may lead elsewhere."""
+    """Whether exact expectations miss more than a share of the tolerance, so that more nodes may lead elsewhere."""
     if result.problem.expectation is None:
         return False
     rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)

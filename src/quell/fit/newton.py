@@ -376,6 +376,7 @@ class Newton(eqx.Module):
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
         begun = select(restarts, wider(problem.family, params.loc.dtype), starts.params)
         new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun), lambda: params)
+        tried = jnp.where(moves_on, 0 if self.objective.is_exact else self.objective.tried_points, 0)
         params = select(meets, between, select(closes, starts.params, new))
         return params, after._replace(
             phase=phase,
@@ -383,7 +384,8 @@ class Newton(eqx.Module):
             radius=jnp.where(restarts, _first_radius(here.grad), after.radius),
             leaps=select(restarts, Leaps.of_start(may_leap=self._may_leap), after.leaps),
             has_given_up=~is_rival & (after.has_given_up | (starts.lost > MOST_LOST_STARTS)),
-            starts=starts,
+            starts=starts._replace(began=starts.began + tried),
+            num_gradients=after.num_gradients + tried,
         )
 
     @property

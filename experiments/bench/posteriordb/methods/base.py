@@ -43,6 +43,11 @@ class Run(NamedTuple):
 Method = Callable[[Port, jax.Array, Stopwatch], Run]
 
 
+def seed_of(key: jax.Array) -> int:
+    """For libraries that take an integer."""
+    return int(jax.random.randint(key, (), 0, 2**31 - 1))
+
+
 def as_arrays(draws: dict[str, Any], port: Port) -> dict[str, np.ndarray]:
     """The sites of the reference as NumPy arrays."""
     return {site: np.asarray(draws[site]) for site in port.names}
@@ -120,10 +125,8 @@ def gaussian_run(posterior: Unconstrained, watch: Stopwatch, found: Gaussian, fa
     watch.mark("draws")
 
     def evaluate() -> Fitted:
-        is_finite = bool(jnp.all(jnp.isfinite(found.mean)) & jnp.all(jnp.isfinite(found.root)))
-        told = {"status": "completed" if is_finite else "not finite", **facts}
-        if is_finite:
-            told["elbo"] = found.elbo(posterior.log_density)
+        elbo = found.elbo(posterior.log_density)
+        told = {"status": "completed" if np.isfinite(elbo) else "not finite", "elbo": elbo, **facts}
         return Fitted(posterior.draws(found.draw(2, NUM_EVALUATED)), told)
 
     return Run(evaluate)

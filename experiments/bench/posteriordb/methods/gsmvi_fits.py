@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from gsmvi.gsm import GSM
 
-from experiments.bench.posteriordb.methods.base import Gaussian, Run, Unconstrained, gaussian_run
+from experiments.bench.posteriordb.methods.base import Gaussian, Run, Unconstrained, gaussian_run, seed_of
 from experiments.bench.posteriordb.ports.port import Port
 from experiments.bench.posteriordb.stopwatch import Stopwatch
 
@@ -27,5 +27,5 @@ def run(port: Port, key: jax.Array, watch: Stopwatch) -> Run:
         )
         return Gaussian(jnp.asarray(mean), jnp.asarray(np.linalg.cholesky(np.asarray(covariance, float))))
 
-    found = gaussian_run(posterior, watch, fit(0), {"steps": STEPS, "gradients": STEPS * BATCH})
-    return found._replace(again=lambda key: posterior.on_the_clock(fit(1).draw(1, 1_000)))
+    found = gaussian_run(posterior, watch, fit(seed_of(key)), {"steps": STEPS, "gradients": STEPS * BATCH})
+    return found._replace(again=lambda key: posterior.on_the_clock(fit(seed_of(key)).draw(1, 1_000)))

@@ -9,7 +9,7 @@ import numpy as np
 import nutpie
 from nutpie.compiled_pyfunc import from_pyfunc
 
-from experiments.bench.posteriordb.methods.base import NUM_DRAWS, Fitted, Run, Unconstrained, as_arrays
+from experiments.bench.posteriordb.methods.base import NUM_DRAWS, Fitted, Run, Unconstrained, as_arrays, seed_of
 from experiments.bench.posteriordb.ports.port import Port
 from experiments.bench.posteriordb.stopwatch import Stopwatch
 
@@ -39,7 +39,7 @@ def run(port: Port, key: jax.Array, watch: Stopwatch) -> Run:
         z = jnp.asarray(found.posterior["z"].to_numpy().reshape(-1, posterior.dim), posterior.start.dtype)
         return as_arrays(posterior.draws(z), port), found
 
-    draws, found = fit(0)
+    draws, found = fit(seed_of(key))
     watch.mark("fit")
 
     def evaluate() -> Fitted:
@@ -47,4 +47,4 @@ def run(port: Port, key: jax.Array, watch: Stopwatch) -> Run:
         divergences = int(found.sample_stats["diverging"].to_numpy().sum())
         return Fitted(draws, {"status": "completed", "gradients": int(sum(steps)), "divergences": divergences})
 
-    return Run(evaluate, lambda key: fit(1))
+    return Run(evaluate, lambda key: fit(seed_of(key)))

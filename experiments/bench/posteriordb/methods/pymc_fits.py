@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 from pytensor import wrap_jax
 
-from experiments.bench.posteriordb.methods.base import NUM_DRAWS, NUM_EVALUATED, Fitted, Run, Unconstrained
+from experiments.bench.posteriordb.methods.base import NUM_DRAWS, NUM_EVALUATED, Fitted, Run, Unconstrained, seed_of
 from experiments.bench.posteriordb.ports.port import Port
 from experiments.bench.posteriordb.stopwatch import Stopwatch
 
@@ -40,7 +40,7 @@ def advi(port: Port, key: jax.Array, watch: Stopwatch, method: str) -> Run:
         sampled = found.sample(num, return_inferencedata=False, random_seed=1)
         return jnp.asarray(sampled["z"], posterior.start.dtype)
 
-    found = fit(0)
+    found = fit(seed_of(key))
     watch.mark("fit")
     posterior.on_the_clock(draw(found, NUM_DRAWS))
     watch.mark("draws")
@@ -49,7 +49,7 @@ def advi(port: Port, key: jax.Array, watch: Stopwatch, method: str) -> Run:
         facts = {"status": "completed", "steps": STEPS, "gradients": STEPS}
         return Fitted(posterior.draws(draw(found, NUM_EVALUATED)), facts)
 
-    return Run(evaluate, lambda key: posterior.on_the_clock(draw(fit(1), NUM_DRAWS)))
+    return Run(evaluate, lambda key: posterior.on_the_clock(draw(fit(seed_of(key)), NUM_DRAWS)))
 
 
 def dadvi(port: Port, key: jax.Array, watch: Stopwatch) -> Run:
@@ -65,13 +65,13 @@ def dadvi(port: Port, key: jax.Array, watch: Stopwatch) -> Run:
             found = pymc_extras.fit(method="dadvi", n_draws=num, random_seed=seed, progressbar=False)
         return jnp.asarray(found.posterior["z"].to_numpy().reshape(-1, posterior.dim), posterior.start.dtype)
 
-    posterior.on_the_clock(fit(0, NUM_DRAWS))
+    posterior.on_the_clock(fit(seed_of(key), NUM_DRAWS))
     watch.mark("fit")
 
     def evaluate() -> Fitted:
-        return Fitted(posterior.draws(fit(0, NUM_EVALUATED)), {"status": "completed"})
+        return Fitted(posterior.draws(fit(seed_of(key), NUM_EVALUATED)), {"status": "completed"})
 
-    return Run(evaluate, lambda key: posterior.on_the_clock(fit(1, NUM_DRAWS)))
+    return Run(evaluate, lambda key: posterior.on_the_clock(fit(seed_of(key), NUM_DRAWS)))
 
 
 mean_field = functools.partial(advi, method="advi")

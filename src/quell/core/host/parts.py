@@ -49,12 +49,18 @@ def remembered_part(function: Callable[..., Any]) -> Callable[..., Any]:
     return _marked(function, REMEMBERED)
 
 
+def mark(value: Any) -> Any:
+    """What tells apart 1, 1.0 and `True`, and zeros of either sign, which compare equal as static arguments."""
+    return str(value) if isinstance(value, float) else type(value)
+
+
 def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    jitted = eqx.filter_jit(_named(lambda *args: function(*args), name))
+    jitted = eqx.filter_jit(_named(lambda marks, *args: function(*args), name))
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        return jitted(*args)
+        static = [leaf for leaf in jax.tree.leaves(args) if not eqx.is_array(leaf)]
+        return jitted(tuple(map(mark, static)), *args)
 
     return call
 
@@ -74,7 +80,11 @@ class CompiledPart:
     def __init__(self, closed: ClosedJaxpr) -> None:
         """Compile nothing yet."""
         self.closed = closed
-        self._last: list[Any] = [(None, None)] * len(closed.jaxpr.invars)
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the arguments of the last call."""
+        self._last: list[Any] = [(None, None)] * len(self.closed.jaxpr.invars)
 
     def __call__(self, *operands: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
@@ -109,18 +119,22 @@ class RememberedPart:
 
     def __init__(self, run: Callable[[tuple[Any, ...]], list[Any]]) -> None:
         """Remember nothing yet."""
-        self.run, self._kept, self._size = run, dict[bytes, list[Any]](), 0
+        self.run = run
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all results."""
+        self._kept, self._size = dict[bytes, list[Any]](), 0
 
     def __call__(self, *operands: Any) -> list[Any]:
         """Results, of this call or of an earlier one."""
         key = b"".join(np.asarray(operand).tobytes() for operand in operands)
-        found = self._kept.get(key)
-        if found is not None:
-            return found
+        if key in self._kept:
+            return self._kept[key]
         found = self.run(operands)
-        self._size += sum(np.size(one) for one in found)
-        if self._size > MOST_REMEMBERED:
-            self._kept.clear()
-            self._size = sum(np.size(one) for one in found)
-        self._kept[key] = found
+        size = sum(np.size(one) for one in found)
+        if self._size + size > MOST_REMEMBERED:  # of rounds before, or of one that is too long to be remembered
+            self.forget()
+        if size <= MOST_REMEMBERED:
+            self._kept[key], self._size = found, self._size + size
         return found

@@ -86,7 +86,7 @@ class HostProgram:
     def __init__(self, closed: ClosedJaxpr, most_work: float = math.inf, *, with_parts: bool = False) -> None:
         """Translate the program."""
         self.work, self.most_work, self.has_open_loops = 0.0, most_work, False
-        self.with_parts, self.parts = with_parts, dict[int, CompiledPart]()
+        self.with_parts, self.parts = with_parts, dict[int, CompiledPart | RememberedPart]()
         if closed.effects:
             raise Unsupported("effects")
         if any(isinstance(const, Tracer) for const in closed.consts):
@@ -99,8 +99,12 @@ class HostProgram:
 
     def __call__(self, *arguments: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
-        with np.errstate(all="ignore"):
-            found = self._block(self._block.prepared(), list(map(_argument, arguments)))
+        try:
+            with np.errstate(all="ignore"):
+                found = self._block(self._block.prepared(), list(map(_argument, arguments)))
+        finally:  # between runs nothing keeps the arguments alive
+            for part in self.parts.values():
+                part.forget()
         return [np.asarray(one, dtype).reshape(shape) for one, (shape, dtype) in zip(found, self._shapes, strict=True)]
 
 
@@ -221,14 +225,15 @@ class Block:
         """Add a call, or what it returns where all operands are known."""
         name, known = equation.primitive.name, [self.values[slot] for slot in operands]
         part = self._part(equation)
-        if part == COMPILED:  # once for all equations that call the same program
-            closed = equation.params["jaxpr"]
-            function = self.owner.parts.setdefault(id(closed), CompiledPart(closed))
-            self.work += CALL_MICROSECONDS
-        elif part == REMEMBERED:
-            block = _block(self.owner, equation.params["jaxpr"], [])
-            function = RememberedPart(functools.partial(block, block.prepared()))
-            self.loops_work += block.expected_work
+        if part is not None:  # one for all equations that call the same program
+            closed, parts = equation.params["jaxpr"], self.owner.parts
+            if part == COMPILED:
+                function = parts.setdefault(id(closed), CompiledPart(closed))
+                self.work += CALL_MICROSECONDS
+            else:
+                block = _block(self.owner, closed, [])
+                function = parts.setdefault(id(closed), RememberedPart(functools.partial(block, block.prepared())))
+                self.loops_work += block.expected_work
         elif name in LOOPS:
             function, expected = LOOPS[name](self.owner, equation, known)
             self.loops_work += expected
