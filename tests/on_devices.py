@@ -8,6 +8,7 @@ With fewer than 100 steps it does the first fit only, and checks what each devic
 
 import sys
 
+import equinox as eqx
 import jax
 import numpy as np
 import optax
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 
 import quell
 from quell.core import devices
+from quell.core.tiers import tiered_jit
 from quell.data.access import take_rows
 from quell.fit import warm_start
 from quell.models.row_sum import sum_over_rows
@@ -35,6 +37,7 @@ def main(out, steps, sizes, port=None, num=None, process=None):
         check_a_checkpoint_goes_on_without_its_mesh(out)
         check_what_does_not_divide_is_refused()
         check_a_warm_start_is_the_same()
+        check_a_program_runs_where_its_data_are()
     for size in map(int, sizes.split(",")):
         mesh = "all" if port else Mesh(np.array(jax.devices()[:size]), ("rows",)) if size else None
         for name, params in fits(int(steps), mesh).items():
@@ -117,6 +120,18 @@ def check_a_warm_start_is_the_same():
     warm_start.LEAST_NUMBERS = usual
     assert "random data" in spread.choice.reason
     np.testing.assert_allclose(np.asarray(spread.params.loc), alone.params.loc, rtol=1e-4, atol=1e-6)
+
+
+def check_a_program_runs_where_its_data_are():
+    double, there = tiered_jit(lambda x: 2 * x), jax.devices()[-1]
+    found = double(jax.device_put(np.arange(3.0), there))
+    assert found.devices() == {there}
+    np.testing.assert_array_equal(found, [0.0, 2.0, 4.0])
+    model = own_rows()
+    result = quell.fit(eqx.filter_shard(model, there), quell.FullRank(4), key=jax.random.key(0))
+    assert result.params.loc.devices() == {there}
+    alone = quell.fit(model, quell.FullRank(4), key=jax.random.key(0))
+    np.testing.assert_allclose(np.asarray(result.params.loc), alone.params.loc, rtol=1e-4, atol=1e-5)
 
 
 def own_rows():

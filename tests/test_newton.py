@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newton steps on common random numbers: the pieces against exact ones, the fits against what is known of them."""
 
+import functools
 import importlib
 import itertools
 
@@ -15,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import quell
 from numpyro_models import CENTRED
 from quell.fit import attempts
-from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
+from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo, noise_of_block, whitened_noise
 from quell.fit.gap import measure_gap
 from quell.fit.newton import Newton
 from quell.fit.plan import FitPlan
@@ -146,9 +147,10 @@ def test_for_a_quadratic_log_density_some_draws_are_exact(name):
 @pytest.mark.parametrize("pairs", [8, 32], ids=["by coordinate", "whitened"])
 def test_blocks_have_the_moments_of_the_normal_distribution(pairs):
     """Second moments exactly, in each block; fourth ones on average."""
-    draws = CommonDraws(quell.Problem(quadratic()[1], quell.MeanField(3)), pairs if pairs > 8 else 4, 4, True)
-    blocks = jax.jit(jax.vmap(lambda key: draws.noise(key, jnp.float64)))(jax.random.split(jax.random.key(0), 20_000))
-    assert blocks.shape[1] == 2 * draws.pairs
+    num_pairs = pairs if pairs > 8 else 4
+    noise = functools.partial(whitened_noise, quell.MeanField(3), num_pairs, dtype=jnp.float64)
+    blocks = jax.jit(jax.vmap(noise))(jax.random.split(jax.random.key(0), 20_000))
+    assert blocks.shape[1] == 2 * num_pairs
     np.testing.assert_allclose(jnp.mean(blocks, axis=1), 0.0, atol=1e-12)
     seconds = jnp.einsum("bsi,bsj->bij", blocks, blocks) / blocks.shape[1]
     wanted = jnp.eye(3) if pairs > 8 else jnp.diagonal(jnp.broadcast_to(jnp.eye(3), seconds.shape), axis1=1, axis2=2)
@@ -158,6 +160,56 @@ def test_blocks_have_the_moments_of_the_normal_distribution(pairs):
     expected = jnp.ones((3, 3)) + 2 * jnp.eye(3)
     error = jnp.std(fourths, axis=0) / jnp.sqrt(len(blocks))
     assert jnp.all(jnp.abs(jnp.mean(fourths, axis=0) - expected) < 4 * error + 1e-9)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 40], ids=["all draws", "one draw lost", "too many lost"])
+@pytest.mark.parametrize("name", ["mean-field", "full-rank"])
+def test_value_gradient_and_noise_are_those_of_all_draws_at_once(name, lost):
+    """Three blocks in pieces, with a log density that is not finite beyond a bound, against means over all draws."""
+    family, params = FAMILIES[name], somewhere(FAMILIES[name])
+    smooth = quell.Model(
+        lambda z, y: -jnp.log1p((y - jnp.sum(jnp.sin(z))) ** 2), quell.NormalPrior(), jnp.arange(4.0), 3
+    )
+    num = 3
+    of_blocks = [noise_of_block(family, 32, jnp.uint32(5), jnp.int32(number), jnp.float64) for number in range(num)]
+    noise = jnp.concatenate(of_blocks)
+    firsts = jnp.sort(jax.vmap(lambda one: family.sample(params, one))(noise)[:, 0])
+    bound = 0.5 * (firsts[-lost] + firsts[-lost - 1]) if lost else jnp.inf
+
+    def log_likelihood(z, y):
+        return jnp.where(z[0] > bound, jnp.inf, -jnp.log1p((y - jnp.sum(jnp.sin(z))) ** 2))
+
+    objective = CommonDraws(
+        quell.Problem(quell.Model(log_likelihood, quell.NormalPrior(), jnp.arange(4.0), 3), family), 32, 4, True
+    )
+    assert objective.pieces > 1
+    found = eqx.filter_jit(objective.around)(params, some_draws(objective, num))
+    is_there = jax.vmap(lambda one: family.sample(params, one))(noise)[:, 0] < bound
+    signs = jnp.repeat(1.0 - 2.0 * (jnp.arange(num) % 2), len(noise) // num)
+    origin = family.geometry.origin(params)
+
+    def mean(at, weights):
+        there = family.geometry.chart(params, at)
+        terms = jax.vmap(lambda one: smooth.log_joint(family.sample(there, one)) + family.entropy(there))(noise)
+        return jnp.sum(jnp.where(is_there, weights * terms, 0.0)) / jnp.sum(is_there)
+
+    np.testing.assert_allclose(found.value, mean(origin, 1.0) if lost <= 1 else jnp.nan, **EXACT)
+    np.testing.assert_allclose(found.lost, lost / len(noise), **EXACT)
+    for one, weights in ((found.grad, 1.0), (found.noise, signs)):
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-11), one, jax.grad(mean)(origin, weights))
+    if not lost:
+        vector = jax.tree.map(lambda leaf: jnp.cos(jnp.arange(leaf.size, dtype=float)).reshape(leaf.shape), origin)
+        expected = jax.jvp(lambda at: jax.grad(mean)(at, 1.0), (origin,), (vector,))[1]
+        product = eqx.filter_jit(objective.product(params, some_draws(objective, num)))(vector)
+        jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-11), product, expected)
+
+
+@pytest.mark.parametrize("num", [1, 31, 32, 75])
+def test_log_joints_in_pieces_are_those_of_each_point(num):
+    objective = CommonDraws.of(quell.Problem(quadratic()[1], FAMILIES["mean-field"]))
+    points = jax.random.normal(jax.random.key(0), (num, 3))
+    expected = [objective.problem.model.log_joint(point) for point in points]
+    np.testing.assert_allclose(objective.log_joints(points), expected, **EXACT)
 
 
 @pytest.mark.parametrize("name", ["mean-field", "low-rank"])

@@ -14,7 +14,7 @@ from jax.extend.core import jaxpr_as_fun
 from quell.core.compilation import quick_jit, quick_program
 from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.host import HostProgram
-from quell.core.host.parts import COMPILED, mark
+from quell.core.host.parts import COMPILED, static_mark
 from quell.core.lapack import looped, one_matrix_at_a_time
 from quell.core.program import equations
 
@@ -54,7 +54,7 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in static):
             return compiled(*args)
         kinds = tuple(map(_kind, leaves))
-        return _program(function, tree, kinds, static, tuple(map(mark, static)), _config())(leaves)
+        return _program(function, tree, kinds, static, tuple(map(static_mark, static)), _config())(leaves)
 
     return call
 

@@ -180,10 +180,6 @@ class CommonDraws(eqx.Module):
             return None
         return cls(problem, pairs, few, has_no_kinks(problem) and _refuses_products(problem) is None)
 
-    def noise(self, key: Key[Array, ""], dtype: Any) -> Noise:
-        """The whitened noise of a block."""
-        return whitened_noise(self.problem.family, self.pairs, key, dtype)
-
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
         return self._at(params, self.problem.family.geometry.origin(params), draws)

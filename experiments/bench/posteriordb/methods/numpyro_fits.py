@@ -88,6 +88,7 @@ def searched_svi(port: Port, key: jax.Array, watch: Stopwatch, guide_class: Any)
             best = elbo, Fitted(fitted.draws, told), found.again, (watch.total or 0.0) + (shared if best else 0.0)
     assert best is not None
     _, fitted, again, watch.total = best
+    watch.stages.clear()  # which are of the last setting
     return Run(lambda: fitted, again)
 
 

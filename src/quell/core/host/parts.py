@@ -49,18 +49,18 @@ def remembered_part(function: Callable[..., Any]) -> Callable[..., Any]:
     return _marked(function, REMEMBERED)
 
 
-def mark(value: Any) -> Any:
+def static_mark(value: Any) -> Any:
     """What tells apart 1, 1.0 and `True`, and zeros of either sign, which compare equal as static arguments."""
     return str(value) if isinstance(value, float) else type(value)
 
 
 def _marked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    jitted = eqx.filter_jit(_named(lambda marks, *args: function(*args), name))
+    jitted = eqx.filter_jit(_named(lambda marks, *args: function(*args), name))  # marks are a part of its key
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         static = [leaf for leaf in jax.tree.leaves(args) if not eqx.is_array(leaf)]
-        return jitted(tuple(map(mark, static)), *args)
+        return jitted(tuple(map(static_mark, static)), *args)
 
     return call
 

@@ -221,19 +221,21 @@ class Block:
             return name
         return name if name == COMPILED and self.owner.with_parts else None
 
+    def _remembered(self, closed: ClosedJaxpr) -> RememberedPart:
+        block = _block(self.owner, closed, [])
+        self.loops_work += block.expected_work
+        return RememberedPart(functools.partial(block, block.prepared()))
+
     def _call(self, equation: Any, operands: list[int], results: list[int]) -> None:
         """Add a call, or what it returns where all operands are known."""
         name, known = equation.primitive.name, [self.values[slot] for slot in operands]
         part = self._part(equation)
         if part is not None:  # one for all equations that call the same program
             closed, parts = equation.params["jaxpr"], self.owner.parts
-            if part == COMPILED:
-                function = parts.setdefault(id(closed), CompiledPart(closed))
-                self.work += CALL_MICROSECONDS
-            else:
-                block = _block(self.owner, closed, [])
-                function = parts.setdefault(id(closed), RememberedPart(functools.partial(block, block.prepared())))
-                self.loops_work += block.expected_work
+            if id(closed) not in parts:
+                parts[id(closed)] = CompiledPart(closed) if part == COMPILED else self._remembered(closed)
+            function = parts[id(closed)]
+            self.work += CALL_MICROSECONDS if part == COMPILED else MICROSECONDS
         elif name in LOOPS:
             function, expected = LOOPS[name](self.owner, equation, known)
             self.loops_work += expected
