@@ -12,8 +12,16 @@ from experiments.bench.posteriordb.ports.port import Port
 from experiments.bench.posteriordb.stopwatch import Stopwatch
 
 
-def run(port: Port, key: jax.Array, watch: Stopwatch, family_name: str, *, with_response: bool = False) -> Run:
-    """One family; draws of linear response on request."""
+def run(
+    port: Port,
+    key: jax.Array,
+    watch: Stopwatch,
+    family_name: str,
+    *,
+    with_response: bool = False,
+    is_corrected: bool = False,
+) -> Run:
+    """One family; on request with draws of linear response, or with corrected ones where k-hat allows them."""
     model = quell.from_numpyro(port.model, *port.args)
     watch.mark("read")
 
@@ -22,9 +30,13 @@ def run(port: Port, key: jax.Array, watch: Stopwatch, family_name: str, *, with_
         drawn_from: Any = result.linear_response() if with_response else result
         return jax.block_until_ready(result.params) and result, drawn_from
 
-    result, drawn_from = fit(key)
+    def draw(result: Any, drawn_from: Any, seed: int, num: int) -> dict[str, Any]:
+        options = {"corrected": True} if is_corrected and result.final_khat.is_good else {}
+        return drawn_from.sample(jax.random.key(seed), num, **options)
+
+    found = result, _ = fit(key)
     watch.mark("fit")
-    as_arrays(drawn_from.sample(jax.random.key(1), NUM_DRAWS), port)
+    as_arrays(draw(*found, 1, NUM_DRAWS), port)
     watch.mark("draws")
 
     def evaluate() -> Fitted:
@@ -41,15 +53,18 @@ def run(port: Port, key: jax.Array, watch: Stopwatch, family_name: str, *, with_
         }
         if result.choice is not None:
             facts |= {"chosen": result.choice.reason, "base": result.choice.base}
-        return Fitted(drawn_from.sample(jax.random.key(2), NUM_EVALUATED), facts)
+        if is_corrected:
+            facts |= {"is_corrected": bool(result.final_khat.is_good), "effective": result.final_khat.effective}
+        return Fitted(draw(*found, 2, NUM_EVALUATED), facts)
 
     def again(key: jax.Array) -> None:
-        as_arrays(fit(key)[1].sample(jax.random.key(1), NUM_DRAWS), port)
+        as_arrays(draw(*fit(key), 1, NUM_DRAWS), port)
 
     return Run(evaluate, again)
 
 
 full_rank = functools.partial(run, family_name="FullRank")
+corrected = functools.partial(run, family_name="FullRank", is_corrected=True)
 mean_field = functools.partial(run, family_name="MeanField")
 linear_response = functools.partial(run, family_name="MeanField", with_response=True)
 flow = functools.partial(run, family_name="Flow")
