@@ -4,6 +4,7 @@
 import functools
 import sys
 
+import equinox as eqx
 import flowjax.flows as flows
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from flowjax.distributions import Cauchy, StandardNormal, Transformed
 
 import quell
 from quell.adapters import flowjax as adapter
+from quell.adapters.masked_affine import MaskedAffine
 from quell.evaluation import Evaluation, Problem, Sampler
 from quell.families.gaussian import Gaussian
 
@@ -163,6 +165,27 @@ def test_the_gaussian_of_many_coordinates_is_mean_field():
     np.testing.assert_allclose(around.sample(around.init(), jnp.ones(3)), [1.0, 3.0, 5.0])
     expected = jax.scipy.stats.norm.logpdf(jnp.zeros(3), jnp.arange(3.0), jnp.array([1.0, 2.0, 3.0])).sum()
     np.testing.assert_allclose(around.log_prob(around.init(), jnp.zeros(3)), expected)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("dim", [2, 5])
+def test_the_masked_layer_is_autoregressive_and_has_an_inverse(dim, is_reversed):
+    made = MaskedAffine(dim, 8, is_reversed=is_reversed, seed=0)
+    x = jax.random.normal(KEY, (dim,))
+    np.testing.assert_allclose(made.transform(x), x, rtol=1e-12)
+    weights, biases = (
+        jax.tree.map(lambda leaf: jax.random.normal(KEY, leaf.shape), one) for one in (made.weights, made.biases)
+    )
+    some = eqx.tree_at(lambda layer: (layer.weights, layer.biases), made, (weights, biases))
+    y, log_det = some.transform_and_log_det(x)
+    jacobian = jax.jacobian(some.transform)(x)
+    before = np.triu if is_reversed else np.tril
+    np.testing.assert_array_equal(jacobian, before(jacobian))
+    assert np.count_nonzero(jacobian) == dim * (dim + 1) // 2, "each coordinate sees all before it"
+    np.testing.assert_allclose(log_det, jnp.linalg.slogdet(jacobian)[1], rtol=1e-12)
+    back, inverse_log_det = some.inverse_and_log_det(y)
+    np.testing.assert_allclose(back, x, rtol=1e-9)
+    np.testing.assert_allclose(inverse_log_det, -log_det, rtol=1e-9)
 
 
 def test_flows_that_do_not_suit_are_refused():

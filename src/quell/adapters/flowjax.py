@@ -17,6 +17,7 @@ from jax.scipy.stats import norm
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
+from quell.adapters.masked_affine import MaskedAffine
 from quell.core.checks import check_count
 from quell.families import MIRRORED, SAMPLE, AbstractFamily, AbstractTransport, Capability, FactoredGradient
 from quell.families.dense import DenseAlgebra
@@ -58,7 +59,8 @@ class Flow(AbstractFamily):
     """
 
     dim: int
-    arrays: PyTree
+    start: Float[np.ndarray, "param"]
+    shapes: PyTree
     rest: PyTree
     loc: Float[Array, "latent"]
     scale: Float[Array, "latent *latent"]
@@ -69,7 +71,9 @@ class Flow(AbstractFamily):
         check_count("dim", dim)
         bijection = _default_bijection(dim, jnp.result_type(float)) if flow is None else _bijection_of(flow, dim)
         self.dim = dim
-        self.arrays, self.rest = eqx.partition(_quieted(bijection), eqx.is_inexact_array, is_leaf=_is_fixed)
+        arrays, self.rest = eqx.partition(_quieted(bijection), eqx.is_inexact_array, is_leaf=_is_fixed)
+        self.shapes = jax.tree.map(jax.typeof, arrays)
+        self.start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(arrays)])
         self.loc, self.scale, self.is_around = jnp.zeros(dim), jnp.ones(dim), False
 
     @property
@@ -91,8 +95,8 @@ class Flow(AbstractFamily):
         scale = jnp.sqrt(variance) if scale is None else scale  # pyright: ignore[reportArgumentType]
         return eqx.tree_at(lambda flow: (flow.loc, flow.scale, flow.is_around), self, (gaussian.mean, scale, True))
 
-    def init(self, *, dtype: DTypeLike | None = None) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype or jnp.result_type(float)), self.arrays)
+    def init(self, *, dtype: DTypeLike | None = None) -> Float[Array, "param"]:
+        return jnp.asarray(self.start, dtype or jnp.result_type(float))
 
     def sample(self, params: PyTree, noise: Float[Array, "noise"]) -> Float[Array, "latent"]:
         return self._moved(self._bijection(params).transform(noise))
@@ -119,8 +123,12 @@ class Flow(AbstractFamily):
         """Its size."""
         return f"Flow(dim={self.dim}, num_params={self.num_params})"
 
-    def _bijection(self, params: PyTree) -> bijections.AbstractBijection:
-        return paramax.unwrap(eqx.combine(params, self.rest))
+    def _bijection(self, params: Float[Array, "param"]) -> bijections.AbstractBijection:
+        """With parameters out of one vector: an optimizer's program is shorter for one array than for many."""
+        shapes, tree = jax.tree.flatten(self.shapes)
+        pieces = jnp.split(params, np.cumsum([one.size for one in shapes])[:-1])
+        leaves = [piece.reshape(one.shape) for piece, one in zip(pieces, shapes, strict=True)]
+        return paramax.unwrap(eqx.combine(jax.tree.unflatten(tree, leaves), self.rest))
 
     def _moved(self, y: Float[Array, "latent"]) -> Float[Array, "latent"]:
         return self.loc + (self.scale * y if self.scale.ndim == 1 else self.scale @ y)
@@ -194,12 +202,7 @@ def _default_bijection(dim: int, dtype: np.dtype) -> bijections.AbstractBijectio
     if dim == 1:
         spline = functools.partial(bijections.RationalQuadraticSpline, knots=KNOTS, interval=INTERVAL)
         return bijections.Vmap(eqx.filter_vmap(spline, axis_size=1)(), in_axes=eqx.if_array(0))
-    layers: list[Any] = []
-    for key in jax.random.split(jax.random.key(0), LAYERS):
-        layer = bijections.MaskedAutoregressive(
-            key, transformer=bijections.Affine(), dim=dim, nn_width=WIDTH, nn_depth=1, nn_activation=jax.nn.silu
-        )
-        layers += [layer, bijections.Flip((dim,))]
+    layers = [MaskedAffine(dim, WIDTH, is_reversed=number % 2 == 1, seed=number) for number in range(LAYERS)]
     return bijections.Chain(layers)
 
 
