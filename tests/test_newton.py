@@ -20,7 +20,7 @@ from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo, noi
 from quell.fit.gap import measure_gap
 from quell.fit.newton import Newton
 from quell.fit.plan import FitPlan
-from quell.fit.starts import Starts, wider
+from quell.fit.starts import NARROWER, WIDER, Starts, elsewhere, other_scale
 from quell.fit.trust_region import trust_step
 from quell.models.linear import LinearPredictor
 from quell.models.linear_data import LinearData
@@ -538,15 +538,35 @@ def test_a_start_that_finds_nothing_agrees_with_nothing():
         assert starts.wanted == wanted
 
 
+@pytest.mark.parametrize("factor", [WIDER, NARROWER], ids=["few coordinates", "many coordinates"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_other_starts_are_wider(name):
+def test_other_starts_are_wider_or_narrower(name, factor, monkeypatch):
+    monkeypatch.setattr(
+        importlib.import_module("quell.fit.common_draws"), "LARGEST_WHITENED", 3 if factor == WIDER else 2
+    )
     family = FAMILIES[name]
-    first, other = (family.gaussian(params) for params in (family.init(), wider(family, float)))
+    objective = CommonDraws.of(quell.Problem(quadratic()[1], family))
+    first, other = (family.gaussian(params) for params in (family.init(), other_scale(family, objective, float)))
     for one, two in zip(
         jax.tree.leaves(first._replace(mean=None)), jax.tree.leaves(other._replace(mean=None)), strict=True
     ):
         power = 2 if one.ndim == 1 else 1  # variances, and factors
-        np.testing.assert_allclose(two, 3.0**power * one)
+        np.testing.assert_allclose(two, factor**power * one)
+
+
+def test_with_many_coordinates_other_starts_are_near_the_mode(monkeypatch):
+    """Though the density is not finite where most of them begin to climb."""
+    monkeypatch.setattr(importlib.import_module("quell.fit.common_draws"), "LARGEST_WHITENED", 2)
+
+    def log_likelihood(z, y):
+        return jnp.where(z[2] < 0, jnp.nan, -0.5 * jnp.sum((z - y) ** 2, axis=-1))
+
+    model = quell.Model(log_likelihood, quell.NormalPrior(), jnp.array([[1.0, -2.0, 3.0]]), 3)
+    family = FAMILIES["mean-field"]
+    objective = CommonDraws.of(quell.Problem(model, family))
+    found = [elsewhere(jax.random.key(seed), objective, family.init()).loc for seed in range(2)]
+    np.testing.assert_allclose(found, jnp.broadcast_to(jnp.array([0.5, -1.0, 1.5]), (2, 3)), atol=0.05)
+    assert not np.array_equal(*found)
 
 
 # What must be right, or told

@@ -137,6 +137,16 @@ class CommonDraws(eqx.Module):
         return draws // next(sizes)
 
     @property
+    def draws_at_once(self) -> int:
+        """Of a piece."""
+        return 2 * self.pairs // self.pieces
+
+    @property
+    def has_many_coordinates(self) -> bool:
+        """More than a block can be whitened for."""
+        return self.problem.model.dim > LARGEST_WHITENED
+
+    @property
     def size(self) -> int:
         """Log-likelihoods of single data that a gradient takes."""
         return self.problem.model.num_data
@@ -147,7 +157,7 @@ class CommonDraws(eqx.Module):
 
         A part of a block is not whitened, and its noise grows with the number of coordinates.
         """
-        if 2 * self.few > self.pairs or self.problem.model.dim > LARGEST_WHITENED:
+        if 2 * self.few > self.pairs or self.has_many_coordinates:
             return self.pieces
         return min(self.pieces, math.ceil(self.few * self.pieces / self.pairs))
 
@@ -164,7 +174,7 @@ class CommonDraws(eqx.Module):
 
     def cost(self, draws: Draws, values: Int[Array, ""], products: Int[Array, ""]) -> Float[Array, ""]:
         """Gradients of the log density that values and products take."""
-        return (values + 2 * products) * draws.total * (2.0 * self.pairs / self.pieces)
+        return (values + 2 * products) * draws.total * float(self.draws_at_once)
 
     @classmethod
     def of(cls, problem: Problem) -> "CommonDraws | None":
@@ -190,7 +200,7 @@ class CommonDraws(eqx.Module):
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points, in pieces as those of a block."""
-        num, size = points.shape[0], 2 * self.pairs // self.pieces
+        num, size = points.shape[0], self.draws_at_once
         whole = points[np.arange(math.ceil(num / size) * size) % num].reshape(-1, size, points.shape[1])
         return jax.lax.map(lambda piece: log_joints(self.problem.model, piece)[0], whole).reshape(-1)[:num]
 
@@ -226,7 +236,7 @@ class CommonDraws(eqx.Module):
             return jax.tree.map(lambda leaf: leaf / present, grad)
 
         found, *differ = self._over(draws, add, (nothing, nothing) if with_noise else (nothing,))
-        count = draws.total * (2 * self.pairs // self.pieces)
+        count = draws.total * self.draws_at_once
         lost, present = count - found.count, jnp.maximum(found.count, 1.0)
         value = found.value / present + entropy
         value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, value)
@@ -299,7 +309,7 @@ class ExactElbo(eqx.Module):
 
     problem: Problem
 
-    is_exact, pieces, first_pieces, tried_points = True, 1, 1, TRIED_POINTS
+    is_exact, pieces, first_pieces, tried_points, has_many_coordinates = True, 1, 1, TRIED_POINTS, False
     most_blocks = 2**20
     """Which are all the same."""
 

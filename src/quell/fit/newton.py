@@ -17,7 +17,7 @@ from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
 from quell.fit.leaps import LEAP_TRIALS, Leaps
 from quell.fit.line_search import MOST_TRIALS, line_search
 from quell.fit.overfitting import fits_its_draws, is_dear
-from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, wider
+from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, num_tried, other_scale
 from quell.fit.trust_region import TrustStep, inner, trust_step
 from quell.gradient import Gradient, GradientInfo
 
@@ -374,9 +374,9 @@ class Newton(eqx.Module):
         phase = jnp.where(closes, jnp.where(is_complete, self._after_round, Phase.MOVE), after.phase)
         phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
-        begun = select(restarts, wider(problem.family, params.loc.dtype), starts.params)
+        begun = select(restarts, other_scale(problem.family, self.objective, params.loc.dtype), starts.params)
         new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun), lambda: params)
-        tried = jnp.where(moves_on, 0 if self.objective.is_exact else self.objective.tried_points, 0)
+        tried = jnp.where(moves_on, num_tried(self.objective), 0)
         params = select(meets, between, select(closes, starts.params, new))
         return params, after._replace(
             phase=phase,

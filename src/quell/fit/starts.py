@@ -2,16 +2,18 @@
 """Several starts in the first round: the best goes on, and whether they agree is told."""
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from quell.core.trees import select
 from quell.families import AbstractFamily
-from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo
+from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo, log_joints
 
 START_BOX = (-2.0, 2.0)
 """The location of another start is the point of highest density among some that are drawn from a box."""
@@ -22,6 +24,15 @@ MOST_LOST_STARTS = 100
 WIDER = 3.0
 """Than the first the others start: under a wide Gaussian small optima are smoothed away. On a model of predators and
 prey, 7 of 8 such starts find the better of two optima, and 3 of 8 of those as narrow as the first."""
+
+NARROWER = 0.3
+"""Than the first the others start near the mode, where coordinates are many: the spreads of thousands of them add up,
+and hide what the data say before a location has seen it. On a horseshoe with 2,000 features all wide starts ended
+without a feature, 75 nats and more below all narrow ones."""
+
+CLIMB, CLIMB_RATE, NEAR = 100, 0.1, 0.05
+"""Steps of Adam towards the mode, their rate, and the part of the box around the first start that half of them leave
+from, so that no two starts are the same."""
 
 FEWEST_STARTS, MOST_STARTS = 3, 6
 """Where three starts agree no more are tried."""
@@ -117,17 +128,40 @@ class Starts(NamedTuple):
         )
 
 
+def num_tried(objective: CommonDraws | ExactElbo) -> int:
+    """Gradients of the log density that the location of another start takes, at most."""
+    if isinstance(objective, ExactElbo):
+        return 0
+    return CLIMB * objective.draws_at_once if objective.has_many_coordinates else objective.tried_points
+
+
 def elsewhere(key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree) -> PyTree:
-    """The parameters with another location."""
-    points = jax.random.uniform(key, (objective.tried_points, *params.loc.shape), params.loc.dtype, *START_BOX)
+    """The parameters with another location: the highest of some points; near the mode where coordinates are many."""
+    box = functools.partial(jax.random.uniform, key, dtype=params.loc.dtype, minval=START_BOX[0], maxval=START_BOX[1])
+    if isinstance(objective, CommonDraws) and objective.has_many_coordinates:
+        points = box((objective.draws_at_once, *params.loc.shape))
+        points = _climbed(objective, points.at[::2].multiply(NEAR).at[::2].add(params.loc))  # half from near by
+    else:
+        points = box((objective.tried_points, *params.loc.shape))
     heights = objective.log_joints(points)
     return params._replace(loc=points[jnp.argmax(jnp.nan_to_num(heights, nan=-jnp.inf, posinf=-jnp.inf))])
 
 
-def wider(family: AbstractFamily, dtype: DTypeLike) -> PyTree:
-    """Parameters of another start; as the first where a family has no `init_scale`."""
-    scale = getattr(family, "init_scale", None)
-    return (family if scale is None else dataclasses.replace(family, init_scale=WIDER * scale)).init(dtype=dtype)
+def _climbed(objective: CommonDraws, points: Float[Array, "point latent"]) -> Float[Array, "point latent"]:
+    adam = optax.adam(CLIMB_RATE)
+
+    def step(_: Int[Array, ""], now: tuple[Array, Any]) -> tuple[Array, Any]:
+        slopes = log_joints(objective.problem.model, now[0])[1]
+        updates, state = adam.update(-jnp.nan_to_num(slopes), now[1])
+        return jnp.add(now[0], updates), state  # pyright: ignore[reportArgumentType]
+
+    return jax.lax.fori_loop(0, CLIMB, step, (points, adam.init(points)))[0]
+
+
+def other_scale(family: AbstractFamily, objective: CommonDraws | ExactElbo, dtype: DTypeLike) -> PyTree:
+    """Parameters that another start begins with; as the first where a family has no `init_scale`."""
+    scale, factor = getattr(family, "init_scale", None), NARROWER if objective.has_many_coordinates else WIDER
+    return (family if scale is None else dataclasses.replace(family, init_scale=factor * scale)).init(dtype=dtype)
 
 
 def halfway(one: PyTree, other: PyTree) -> PyTree:

@@ -20,11 +20,19 @@ LARGEST_DENSE = 1000
 """Coordinates up to which the mass matrix has correlations."""
 
 
-def run_nuts(
-    result: FitResult, key: Key[Array, ""], *, num_samples: int, num_warmup: int, num_chains: int, **options: Any
-) -> MCMC:
+def run_nuts(result: FitResult, key: Key[Array, ""], **options: Any) -> MCMC:
     """NumPyro's NUTS on the posterior of a fit; `FitResult.nuts` documents it."""
     check_key(key)
+    start_key, run_key = jax.random.split(key)
+    mcmc, starts = sampler_and_starts(result, start_key, **options)
+    mcmc.run(run_key, init_params=starts, extra_fields=("num_steps", "diverging"))
+    return mcmc
+
+
+def sampler_and_starts(
+    result: FitResult, key: Key[Array, ""], *, num_samples: int, num_warmup: int, num_chains: int, **options: Any
+) -> tuple[MCMC, Float[Array, "*chain latent"]]:
+    """What is to be run, and its `init_params`."""
     for name, value in {"num_samples": num_samples, "num_chains": num_chains}.items():
         check_count(name, value)
     fixed = sorted(FROM_FIT & set(options))
@@ -39,8 +47,6 @@ def run_nuts(
         adapt_mass_matrix=not is_whole,
         **options,
     )
-    start_key, run_key = jax.random.split(key)
-    starts = result.sample_flat(start_key, num_chains)
     mcmc = MCMC(
         kernel,
         num_warmup=num_warmup,
@@ -50,8 +56,8 @@ def run_nuts(
         postprocess_fn=model.constrain,
         progress_bar=False,
     )
-    mcmc.run(run_key, init_params=starts[0] if num_chains == 1 else starts, extra_fields=("num_steps", "diverging"))
-    return mcmc
+    starts = result.sample_flat(key, num_chains)
+    return mcmc, starts[0] if num_chains == 1 else starts
 
 
 def mass_matrix(result: FitResult) -> tuple[Float[np.ndarray, "latent *latent"], bool]:
