@@ -91,6 +91,18 @@ def test_results_have_names_dims_and_coords_of_pymc(fitted, regression):
     assert predictive["posterior_predictive"]["y"].shape == (1, 50, 40)
 
 
+def test_log_likelihoods_are_those_of_pymc_by_variable():
+    model = built("two_outcomes")
+    groups = quell.fit(model, key=jax.random.key(0), khat=False).to_arviz(num=30)
+    ours = groups["log_likelihood"]
+    theirs = pm.compute_log_likelihood(groups, model=model, extend_inferencedata=False, progressbar=False)
+    assert set(ours.data_vars) == set(theirs.data_vars)
+    assert len(ours.data_vars) == 2
+    for name in ours.data_vars:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9)
+        assert ours[name].dims == theirs[name].dims
+
+
 def grouped(**sizes):
     """Groups whose prior depends on an input, as counties on their uranium."""
     rng = np.random.default_rng(1)

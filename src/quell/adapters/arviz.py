@@ -23,6 +23,9 @@ from quell.models import AbstractModel
 AFFORDABLE = 10_000_000
 """Number of log-likelihoods, samples times data, that are stored by default."""
 
+BATCH = 100
+"""Samples whose log-likelihoods are computed at once."""
+
 
 def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood: bool | None = None) -> Any:
     """ArviZ groups with the samples and the history of a fit; `FitResult.to_arviz` documents them."""
@@ -41,13 +44,12 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
         "status": result.status.name.lower(),
         "seconds": result.seconds.total,
     }
+    stores = log_likelihood or (log_likelihood is None and num * model.num_data <= AFFORDABLE)
     groups = {
-        **posterior_groups(model, latents),
+        **posterior_groups(model, latents, log_likelihood=stores),
         "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
         "fit": _fit(result.history, result.gradient),
     }
-    if log_likelihood or (log_likelihood is None and num * model.num_data <= AFFORDABLE):
-        groups["log_likelihood"] = xarray.Dataset({"obs": _one_chain(log_likelihoods(model, latents), "datum")})
     return as_groups({name: group.assign_attrs(attributes) for name, group in groups.items()})
 
 
@@ -61,7 +63,9 @@ def as_groups(groups: dict[str, Any]) -> Any:
     return arviz.InferenceData(**groups)
 
 
-def posterior_groups(model: AbstractModel, latents: Float[Array, "sample latent"]) -> dict[str, Any]:
+def posterior_groups(
+    model: AbstractModel, latents: Float[Array, "sample latent"], *, log_likelihood: bool = False
+) -> dict[str, Any]:
     """Values by name, where a slash, which means a group in a file, is replaced; and inputs and data of the model."""
     import xarray
 
@@ -84,6 +88,13 @@ def posterior_groups(model: AbstractModel, latents: Float[Array, "sample latent"
     for group, values in {"constant_data": labels.constants, "observed_data": labels.observed}.items():
         if values:
             groups[group] = dataset({name: (axes(name, np.ndim(one), name), one) for name, one in values.items()})
+    if log_likelihood:
+        named = jax.lax.map(model.named_log_likelihoods, latents, batch_size=BATCH)
+        groups["log_likelihood"] = dataset(
+            {"obs": _one_chain(log_likelihoods(model, latents), "datum")}
+            if named is None
+            else {name: _one_chain(np.asarray(one), *axes(name, one.ndim - 1, name)) for name, one in named.items()}
+        )
     return groups
 
 

@@ -137,6 +137,10 @@ class PyMCModel(AbstractModel):
         rows = jnp.concatenate([jnp.sum(part, axis=tuple(range(1, part.ndim))) for part in parts])
         return rows if batch is self.data else rows[batch]
 
+    def named_log_likelihoods(self, z: Float[Array, "latent"]) -> dict[str, Array]:
+        names = [variable.name for variable in _observed(self.source)]
+        return dict(zip(names, self.likelihood(self.unflatten(z)), strict=True))
+
     def data_expansion(self) -> AbstractDataExpansion | None:
         return None
 

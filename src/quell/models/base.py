@@ -124,6 +124,10 @@ class AbstractModel(eqx.Module):
         """The latent as its user reads it: on its own scale, with what is computed from it; `unravel` by default."""
         return self.unravel(z)
 
+    def named_log_likelihoods(self, z: Float[Array, "latent"]) -> dict[str, Array] | None:
+        """Log-likelihoods of each observed variable, in its shape; `None` where data have no names."""
+        return None
+
     @property
     def labels(self) -> Labels:
         """Names of axes and what else ArviZ knows of a model; nothing by default."""
