@@ -28,7 +28,8 @@ def run(
     def fit(key: jax.Array) -> tuple[Any, Any]:
         result = quell.fit(model, getattr(quell, family_name)(model.dim), key=key)
         drawn_from: Any = result.linear_response() if with_response else result
-        return jax.block_until_ready(result.params) and result, drawn_from
+        jax.block_until_ready(result.params)
+        return result, drawn_from
 
     def draw(result: Any, drawn_from: Any, seed: int, num: int) -> dict[str, Any]:
         options = {"corrected": True} if is_corrected and result.final_khat.is_good else {}
