@@ -13,7 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from flowjax.bijections import Invert
+from flowjax.bijections import Flip, Invert
 from flowjax.distributions import Cauchy, StandardNormal, Transformed
 
 import quell
@@ -122,6 +122,7 @@ def test_what_is_returned_is_never_below_the_gaussian():
     np.testing.assert_allclose(result.final_elbo.value, dist.Normal(1.0, 4.25**0.5).log_prob(0.3), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_flow_that_is_ended_says_so_whatever_is_returned():
     """By a callback that waits for the flow, and by steps beyond all numbers."""
     model, calls = quell.from_numpyro(gaussian), []
@@ -168,20 +169,25 @@ def test_the_gaussian_of_many_coordinates_is_mean_field():
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize("dim", [2, 5])
+@pytest.mark.parametrize("dim", [2, 5, 9, 30])
 def test_the_masked_layer_is_autoregressive_and_has_an_inverse(dim, is_reversed):
     made = MaskedAffine(dim, 8, is_reversed=is_reversed, seed=0)
     x = jax.random.normal(KEY, (dim,))
     np.testing.assert_allclose(made.transform(x), x, rtol=1e-12)
     weights, biases = (
-        jax.tree.map(lambda leaf: jax.random.normal(KEY, leaf.shape), one) for one in (made.weights, made.biases)
+        jax.tree.map(lambda leaf: 0.3 * jax.random.normal(KEY, leaf.shape), one) for one in (made.weights, made.biases)
     )
     some = eqx.tree_at(lambda layer: (layer.weights, layer.biases), made, (weights, biases))
     y, log_det = some.transform_and_log_det(x)
     jacobian = jax.jacobian(some.transform)(x)
     before = np.triu if is_reversed else np.tril
     np.testing.assert_array_equal(jacobian, before(jacobian))
-    assert np.count_nonzero(jacobian) == dim * (dim + 1) // 2, "each coordinate sees all before it"
+    seen = np.count_nonzero(jacobian - np.diag(np.diag(jacobian)), axis=1)[:: -1 if is_reversed else 1]
+    before_it = np.arange(dim)
+    if dim <= 9:
+        np.testing.assert_array_equal(seen, before_it)
+    else:  # more coordinates than units: all but the nearest few
+        assert np.all(seen >= before_it - np.ceil((dim - 1) / 8))
     np.testing.assert_allclose(log_det, jnp.linalg.slogdet(jacobian)[1], rtol=1e-12)
     back, inverse_log_det = some.inverse_and_log_det(y)
     np.testing.assert_allclose(back, x, rtol=1e-9)
@@ -191,6 +197,8 @@ def test_the_masked_layer_is_autoregressive_and_has_an_inverse(dim, is_reversed)
 def test_flows_that_do_not_suit_are_refused():
     with pytest.raises(TypeError, match="distribution of flowjax"):
         quell.Flow(2, "coupling")
+    with pytest.raises(ValueError, match="no parameters"):
+        quell.Flow(2, Transformed(StandardNormal((2,)), Flip((2,))))
     with pytest.raises(ValueError, match="shape \\(2,\\)"):
         quell.Flow(2, made("coupling_flow", 3))
     slow = flows.masked_autoregressive_flow(KEY, base_dist=StandardNormal((2,)))

@@ -103,6 +103,29 @@ def test_log_likelihoods_are_those_of_pymc_by_variable():
         assert ours[name].dims == theirs[name].dims
 
 
+def test_log_likelihoods_have_no_axes_of_an_event():
+    rng = np.random.default_rng(0)
+    with pm.Model(coords={"row": range(30), "out": ["a", "b"]}) as model:
+        mean = pm.Normal("mean", 0, 2, dims="out")
+        pm.MvNormal("y", mean, np.eye(2), observed=rng.normal(size=(30, 2)), dims=("row", "out"))
+        pm.Normal("one", mean[0], 1.0, observed=0.3)
+    groups = quell.fit(model, key=jax.random.key(0), khat=False).to_arviz(num=30)
+    theirs = pm.compute_log_likelihood(groups, model=model, extend_inferencedata=False, progressbar=False)
+    for name, dims in {"y": ("chain", "draw", "row"), "one": ("chain", "draw")}.items():
+        assert groups["log_likelihood"][name].dims == dims
+        np.testing.assert_allclose(groups["log_likelihood"][name], theirs[name], rtol=1e-9)
+
+
+def test_log_likelihoods_are_stored_by_default_where_all_their_numbers_are_few(fitted, monkeypatch):
+    monkeypatch.setattr("quell.adapters.arviz.AFFORDABLE", 30 * 40)
+    monkeypatch.setattr("quell.adapters.arviz.AT_ONCE", 7 * 40)  # which leaves a rest
+    groups = fitted.to_arviz(num=30)
+    assert groups["log_likelihood"]["y"].shape == (1, 30, 40)
+    assert np.all(np.isfinite(groups["log_likelihood"]["y"]))
+    monkeypatch.setattr("quell.adapters.arviz.AFFORDABLE", 30 * 40 - 1)
+    assert "log_likelihood" not in fitted.to_arviz(num=30)
+
+
 def grouped(**sizes):
     """Groups whose prior depends on an input, as counties on their uranium."""
     rng = np.random.default_rng(1)

@@ -565,7 +565,7 @@ def test_nodes_at_which_a_density_underflows_do_not_count():
         assert error < 1e-3  # false for NaN
 
 
-@pytest.mark.parametrize(("scale", "is_narrow"), [(0.02, True), (2.0, False)])
+@pytest.mark.parametrize(("scale", "is_narrow"), [(0.02, True), pytest.param(2.0, False, marks=pytest.mark.slow)])
 def test_many_rows_begin_with_few_nodes(scale, is_narrow, monkeypatch):
     """Where they are exact they are kept; elsewhere the fit goes on with more, and ends where the usual ones lead."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(60, 2)))
@@ -649,6 +649,7 @@ def test_what_is_read_of_a_model_leaves_its_programs_compiled_and_goes_with_it()
     assert alive() is None
 
 
+@pytest.mark.slow
 def test_a_checkpointed_fit_whose_nodes_are_too_few_is_told(tmp_path):
     model = quell.Model(
         lambda z, x: -0.015 * jnp.log1p((z[0] / 1e-3) ** 2) + 0 * x, quell.NormalPrior(0.0, 10.0), jnp.zeros(20), 1

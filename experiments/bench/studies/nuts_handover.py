@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that NUTS takes from a fit, and from nowhere: `result.nuts` against NumPyro's NUTS at its defaults.
+"""Gradients that NUTS takes from a fit, and from nowhere: `result.nuts` against NumPyro's NUTS.
 
-Both draw as many times, with four chains. Gradients are all that were taken: of the fit, of the warm-up and of the
-draws. Draws are compared by the largest difference of two means, in standard errors by the effective sample sizes.
+NumPyro's has the diagonal mass matrix of its defaults, or a dense one.
+
+All draw as many times, with four chains. Gradients are all that were taken: of the fit, of the warm-up and of the
+draws. Draws are compared by the largest differences of two means and of two variances, in standard errors by the
+effective sample sizes.
 
     python -m experiments.bench.studies.nuts_handover --out nuts_handover.json
 """
@@ -69,9 +72,9 @@ def counts(length: int = 100) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     def model(y):
         step = numpyro.sample("step", dist.HalfNormal(0.5))
-        walk = numpyro.sample("walk", dist.GaussianRandomWalk(step, num_steps=len(y)))
+        steps = numpyro.sample("steps", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
         start = numpyro.sample("start", dist.Normal(1.0, 1.0))
-        numpyro.sample("y", dist.Poisson(jnp.exp(start + walk)), obs=y)
+        numpyro.sample("y", dist.Poisson(jnp.exp(start + step * jnp.cumsum(steps))), obs=y)
 
     return model, (y,)
 
@@ -88,39 +91,45 @@ def run(mcmc: MCMC, key: jax.Array, *args: Any, **options: Any) -> tuple[dict[st
     return {name: np.asarray(one) for name, one in mcmc.get_samples(group_by_chain=True).items()}, warmup, draws
 
 
-def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    """The largest difference of two means, in standard errors."""
+def apart(one: dict[str, np.ndarray], other: dict[str, np.ndarray], power: int) -> float:
+    """The largest difference of two moments, in standard errors."""
     largest = 0.0
-    for name, draws in one.items():
-        errors = [np.var(each, axis=(0, 1)) / effective_sample_size(each) for each in (draws, other[name])]
-        gap = np.abs(draws.mean((0, 1)) - other[name].mean((0, 1))) / np.sqrt(sum(errors))
+    for name in one:
+        centre = one[name].mean((0, 1)) if power > 1 else 0.0
+        pair = [(each[name] - centre) ** power for each in (one, other)]
+        errors = [np.var(each, axis=(0, 1)) / effective_sample_size(each) for each in pair]
+        gap = np.abs(pair[0].mean((0, 1)) - pair[1].mean((0, 1))) / np.sqrt(sum(errors))
         largest = max(largest, float(np.max(gap)))
-    return largest
+    return round(largest, 2)
 
 
 def compare(name: str) -> dict[str, Any]:
     """One model."""
     model, args = MODELS[name]()
     sizes = {"num_warmup": WARMUP, "num_samples": DRAWS, "num_chains": CHAINS}
+    cold, facts = {}, {}
+    for kind in ("diagonal", "dense"):
+        began = time.perf_counter()
+        kernel = NUTS(model, dense_mass=kind == "dense")
+        mcmc = MCMC(kernel, **sizes, chain_method="vectorized", progress_bar=False)
+        cold[kind], *gradients = run(mcmc, jax.random.key(0), *args)
+        facts[kind] = _facts(cold[kind], gradients, time.perf_counter() - began)
     began = time.perf_counter()
-    cold, *cold_gradients = run(
-        MCMC(NUTS(model), **sizes, chain_method="vectorized", progress_bar=False), jax.random.key(0), *args
-    )
-    middle = time.perf_counter()
     result = quell.fit(model, *args, key=jax.random.key(0))
     sizes = {"num_warmup": SHORT_WARMUP, "num_samples": DRAWS, "num_chains": CHAINS}
     mcmc, starts = sampler_and_starts(result, jax.random.key(1), **sizes)  # as `result.nuts` does
     drawn, *gradients = run(mcmc, jax.random.key(2), init_params=starts)
     ended = time.perf_counter()
+    total = result.num_gradients + sum(gradients)
     return {
         "model": name,
         "dim": result.problem.model.dim,
         "khat": round(result.final_khat.value, 3),
         "family": type(result.problem.family).__name__,
-        "cold": _facts(cold, cold_gradients, middle - began),
-        "from_fit": {"fit": result.num_gradients, **_facts(drawn, gradients, ended - middle)},
-        "share": round((result.num_gradients + sum(gradients)) / sum(cold_gradients), 3),
-        "apart": round(apart(drawn, {site: cold[site] for site in drawn}), 2),
+        **facts,
+        "from_fit": {"fit": result.num_gradients, **_facts(drawn, gradients, ended - began)},
+        "share": {kind: round(total / (one["warmup"] + one["draws"]), 3) for kind, one in facts.items()},
+        "apart": {kind: [apart(drawn, cold[kind], power) for power in (1, 2)] for kind in cold},
     }
 
 

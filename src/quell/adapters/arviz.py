@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
@@ -23,8 +24,8 @@ from quell.models import AbstractModel
 AFFORDABLE = 10_000_000
 """Number of log-likelihoods, samples times data, that are stored by default."""
 
-BATCH = 100
-"""Samples whose log-likelihoods are computed at once."""
+AT_ONCE = 1_000_000
+"""Of them that are computed at once, where they have names."""
 
 
 def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood: bool | None = None) -> Any:
@@ -44,7 +45,7 @@ def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood
         "status": result.status.name.lower(),
         "seconds": result.seconds.total,
     }
-    stores = log_likelihood or (log_likelihood is None and num * model.num_data <= AFFORDABLE)
+    stores = log_likelihood or (log_likelihood is None and num * _num_log_likelihoods(model) <= AFFORDABLE)
     groups = {
         **posterior_groups(model, latents, log_likelihood=stores),
         "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
@@ -89,13 +90,28 @@ def posterior_groups(
         if values:
             groups[group] = dataset({name: (axes(name, np.ndim(one), name), one) for name, one in values.items()})
     if log_likelihood:
-        named = jax.lax.map(model.named_log_likelihoods, latents, batch_size=BATCH)
-        groups["log_likelihood"] = dataset(
-            {"obs": _one_chain(log_likelihoods(model, latents), "datum")}
-            if named is None
-            else {name: _one_chain(np.asarray(one), *axes(name, one.ndim - 1, name)) for name, one in named.items()}
-        )
+        named = {} if _shapes(model) is None else _named_log_likelihoods(model, latents)
+        by_name = {  # without the axes of an event, which are the last ones
+            name: _one_chain(one, *axes(name, one.ndim - 1, name)[: one.ndim - 1]) for name, one in named.items()
+        }
+        of_rows = {} if named else {"obs": _one_chain(log_likelihoods(model, latents), "datum")}
+        groups["log_likelihood"] = dataset(by_name | of_rows)
     return groups
+
+
+def _num_log_likelihoods(model: AbstractModel) -> int:
+    """Of one sample."""
+    shapes = _shapes(model)
+    return model.num_data if shapes is None else sum(one.size for one in shapes.values())
+
+
+def _shapes(model: AbstractModel) -> dict[str, jax.ShapeDtypeStruct] | None:
+    return jax.eval_shape(model.named_log_likelihoods, jax.eval_shape(lambda: jnp.zeros(model.dim)))
+
+
+def _named_log_likelihoods(model: AbstractModel, latents: Float[Array, "sample latent"]) -> dict[str, np.ndarray]:
+    batch = max(1, AT_ONCE // _num_log_likelihoods(model))
+    return jax.tree.map(np.asarray, jax.lax.map(model.named_log_likelihoods, latents, batch_size=batch))
 
 
 def _one_chain(values: np.ndarray, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:

@@ -72,6 +72,8 @@ class Flow(AbstractFamily):
         bijection = _default_bijection(dim, jnp.result_type(float)) if flow is None else _bijection_of(flow, dim)
         self.dim = dim
         arrays, self.rest = eqx.partition(_quieted(bijection), eqx.is_inexact_array, is_leaf=_is_fixed)
+        if not jax.tree.leaves(arrays):
+            raise ValueError("`flow` has no parameters that could be fitted.")
         self.shapes = jax.tree.map(jax.typeof, arrays)
         self.start = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(arrays)])
         self.loc, self.scale, self.is_around = jnp.zeros(dim), jnp.ones(dim), False

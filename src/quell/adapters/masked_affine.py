@@ -15,8 +15,9 @@ UNIT = float(np.log(np.expm1(1.0)))
 class MaskedAffine(AbstractBijection):
     r"""\(y_i = m_i + s_i x_i\), where shift and scale depend on the coordinates before \(i\), by one hidden layer.
 
-    Each unit sees the coordinates up to its rank, and a coordinate the units of lower rank; scales are softplus of what
-    the network says. It says nothing at first: the last layer is zero, and \(y = x\).
+    Each unit sees the coordinates up to its rank, and a coordinate the units of lower rank. Ranks are spread evenly:
+    with more coordinates than units a coordinate does not see the few just before it. Scales are softplus of what the
+    network says. It says nothing at first: the last layer is zero, and \(y = x\).
 
     Args:
         dim: number of coordinates, at least two.
@@ -49,11 +50,14 @@ class MaskedAffine(AbstractBijection):
         return shift + scale * x, jnp.sum(jnp.log(scale))
 
     def inverse_and_log_det(self, y: ArrayLike, condition: ArrayLike | None = None) -> tuple[Array, Array]:
-        def fill(_: Int[Array, ""], x: Array) -> Array:
-            shift, scale = self._affine(x)
-            return (jnp.asarray(y) - shift) / scale
+        y = jnp.asarray(y)
 
-        x = jax.lax.fori_loop(0, self.shape[0], fill, jnp.zeros_like(y))  # one more coordinate is right with each pass
+        def fill(number: Int[Array, ""], x: Array) -> Array:
+            shift, scale = self._affine(x)
+            place = self.shape[0] - 1 - number if self.is_reversed else number
+            return x.at[place].set((y[place] - shift[place]) / scale[place])
+
+        x = jax.lax.fori_loop(0, self.shape[0], fill, jnp.zeros_like(y))
         return x, -jnp.sum(jnp.log(self._affine(x)[1]))
 
     def _affine(self, x: Float[Array, "latent"]) -> tuple[Float[Array, "latent"], Float[Array, "latent"]]:
@@ -66,5 +70,5 @@ class MaskedAffine(AbstractBijection):
     def _masks(self) -> tuple[Bool[np.ndarray, "unit latent"], Bool[np.ndarray, "output unit"]]:
         (dim,), width = self.shape, self.biases[0].shape[0]
         places = np.arange(dim)[::-1] if self.is_reversed else np.arange(dim)
-        ranks = np.arange(width) % (dim - 1)
+        ranks = np.linspace(0, dim - 2, width).astype(int)
         return places <= ranks[:, None], np.tile(places, 2)[:, None] > ranks

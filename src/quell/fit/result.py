@@ -276,8 +276,8 @@ class FitResult(eqx.Module):
         """Samples and history for ArviZ.
 
         The group `posterior` has the values of `sample`, by name; `sample_stats` has `lp` and `log_q`, the log
-        densities under p and q; `fit` has the history; `log_likelihood` has that of each datum. The attributes tell
-        status, seconds, k-hat and quell's version.
+        densities under p and q; `fit` has the history; `log_likelihood` has that of each datum, or by PyMC's observed
+        variables that of each event. The attributes tell status, seconds, k-hat and quell's version.
 
         Args:
             key: for the samples; a fixed one by default.

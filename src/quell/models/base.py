@@ -125,7 +125,7 @@ class AbstractModel(eqx.Module):
         return self.unravel(z)
 
     def named_log_likelihoods(self, z: Float[Array, "latent"]) -> dict[str, Array] | None:
-        """Log-likelihoods of each observed variable, in its shape; `None` where data have no names."""
+        """Those of each observed variable, one for each of its events; `None` where data have no names."""
         return None
 
     @property

@@ -31,9 +31,9 @@ def run(
         jax.block_until_ready(result.params)
         return result, drawn_from
 
-    def draw(result: Any, drawn_from: Any, seed: int, num: int) -> dict[str, Any]:
+    def draw(result: Any, drawn_from: Any, number: int, num: int) -> dict[str, Any]:
         options = {"corrected": True} if is_corrected and result.final_khat.is_good else {}
-        return drawn_from.sample(jax.random.key(seed), num, **options)
+        return drawn_from.sample(jax.random.fold_in(key, number), num, **options)
 
     found = result, _ = fit(key)
     watch.mark("fit")
