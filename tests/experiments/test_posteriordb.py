@@ -97,6 +97,8 @@ def test_errors_are_in_standard_deviations_of_the_reference():
     np.testing.assert_allclose(found["max_mean_error"], 0.5, **tolerances.EXACT)
     np.testing.assert_allclose(found["max_abs_log_sd_ratio"], math.log(1.5), **tolerances.EXACT)
     assert (found["worst_mean"], found["worst_sd"]) == ("a[2]", "a[2]")
+    assert max(map(abs, found["log_sd_ratios"])) == round(math.log(1.5), 4)
+    assert len(found["log_sd_ratios"]) == len(reference.names)
     lost = moment_errors(draws | {"b": np.array([np.nan, 1.0])}, {"site": "a", "b": "b"}, reference)
     assert lost == {"num_not_finite": 1}
     with pytest.raises(ValueError, match=r"'b'.*'c'"):

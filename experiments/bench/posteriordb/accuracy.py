@@ -39,6 +39,7 @@ def moment_errors(draws: Mapping[str, Any], sites: Mapping[str, str], reference:
         "rms_mean_error": float(np.sqrt(np.mean(gaps**2))),
         "max_abs_log_sd_ratio": float(np.abs(ratios).max()),
         "median_log_sd_ratio": float(np.median(ratios)),
+        "log_sd_ratios": [round(float(ratio), 4) for ratio in ratios],
         "worst_mean": reference.names[int(gaps.argmax())],
         "worst_sd": reference.names[int(np.abs(ratios).argmax())],
         "num_draws": int(next(iter(flat.values())).shape[0]),
