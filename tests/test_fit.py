@@ -19,6 +19,7 @@ from catalogue import ShiftedLogNormal
 from quell import ClosedForm, ControlVariate, Data, Prior, Reparameterization, Status
 from quell.approximations import AbstractApproximation
 from quell.core.compile_clock import COMPILE_CLOCK, CompileClock
+from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL, Missed
 from quell.fit import attempts, driver, loop, progress, step
 from quell.fit.progress import progress_bar, warn_if_long
 from quell.terms import AbstractTerm
@@ -103,24 +104,37 @@ def test_the_length_of_the_chunks_does_not_change_where_an_exact_fit_ends(rate, 
     assert once.history.num_steps == again.history.num_steps < 500
 
 
-@pytest.mark.parametrize(("missed", "base"), [(0.5, "exact"), (5.0, "common draws")])
-def test_draws_take_over_where_all_nodes_miss_more_than_the_tolerance(key, monkeypatch, missed, base):
-    """Less than that is what draws miss too, such as the rounding of many large addends."""
+@pytest.mark.parametrize(
+    ("by_nodes", "by_rounding", "level", "base"),
+    [
+        (0.05, 0.5, USUAL_LEVEL, "exact"),
+        (0.5, 0.0, MOST_LEVEL, "exact"),
+        (0.5, 0.6, None, "common draws"),
+        (5.0, 0.0, None, "common draws"),
+        (0.0, 5.0, None, "common draws"),
+    ],
+)
+def test_more_nodes_or_draws_take_over_where_nodes_or_rounding_miss_too_much(
+    key, monkeypatch, by_nodes, by_rounding, level, base
+):
+    """More nodes where nodes miss a tenth of the tolerance, draws where all together is more than they miss."""
     tolerance = 0.01
+    missed = Missed(by_nodes * tolerance, by_rounding * tolerance)
     monkeypatch.setattr(
         quell.FitResult,
         "quadrature_error",
-        property(lambda result: 0.0 if result.problem.expectation is None else missed * tolerance),
+        property(lambda result: Missed(0.0, 0.0) if result.problem.expectation is None else missed),
     )
     model = quell.from_numpyro(MODELS["probit"])
     result = quell.fit(model, quell.MeanField(model.dim), key=key, tolerance=tolerance)
     assert result.status is Status.CONVERGED
     assert result.choice.base == base
+    assert level is None or result.problem.expectation.level == level
 
 
 def test_fits_that_are_interrupted_are_not_begun_again(key, monkeypatch):
     """As they would be with more nodes, where the expectations of a fit that has ended are inexact."""
-    monkeypatch.setattr(attempts, "is_inexact", lambda *_: pytest.fail("an interrupted fit was judged"))
+    monkeypatch.setattr(attempts, "needs_more_nodes", lambda *_: pytest.fail("an interrupted fit was judged"))
 
     def interrupt(progress):
         raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Large models as a NumPyro user would write them, with simulated twins of the data that they were made for."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -8,16 +9,29 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from numpyro import handlers
 
 sample: Any = numpyro.sample
 """Whose result may be used as an array."""
 
 
 class LargeModel(NamedTuple):
-    """A NumPyro model and the arguments of its call."""
+    """A NumPyro model and the arguments of its call.
+
+    Args:
+        model: of NumPyro.
+        data: its arguments by name; integers are sizes.
+        by_row: those that may be given for some rows only, with `num_rows`, the number of all.
+    """
 
     model: Callable[..., Any]
     data: dict[str, Any]
+    by_row: tuple[str, ...] = ()
+
+    def split(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Arrays, and sizes that have to be known when the model is traced."""
+        sizes = {name: value for name, value in self.data.items() if isinstance(value, int)}
+        return {name: value for name, value in self.data.items() if name not in sizes}, sizes
 
 
 def bradley_terry(num_players: int = 5013, num_matches: int = 164_936) -> LargeModel:
@@ -130,28 +144,33 @@ def _regression(num_rows: int, freedom: float) -> dict[str, Any]:
     return {"x": jnp.asarray(x), "y": jnp.asarray(y, jnp.float32)}
 
 
+def some_of(num_rows: int | None, rows: Any) -> Any:
+    """Some rows stand for all, if a number of all is given."""
+    return contextlib.nullcontext() if num_rows is None else handlers.scale(scale=num_rows / len(rows))
+
+
 def noise_scale(num_rows: int = 1_000_000) -> LargeModel:
     """A linear regression with unknown noise."""
 
-    def model(x, y):
+    def model(x, y, num_rows=None):
         scale = sample("scale", dist.HalfNormal(5.0))
         slopes = sample("slopes", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
-        with numpyro.plate("rows", len(y)):
+        with numpyro.plate("rows", len(y)), some_of(num_rows, y):
             sample("y", dist.Normal(x @ slopes, scale), obs=y)
 
-    return LargeModel(model, _regression(num_rows, 1000.0))
+    return LargeModel(model, _regression(num_rows, 1000.0), ("x", "y"))
 
 
 def robust(num_rows: int = 1_000_000) -> LargeModel:
     """The same with outliers: unknown scale and degrees of freedom."""
 
-    def model(x, y):
+    def model(x, y, num_rows=None):
         scale, freedom = sample("scale", dist.HalfNormal(5.0)), sample("freedom", dist.Gamma(2.0, 0.1))
         slopes = sample("slopes", dist.Normal(0.0, 3.0).expand([x.shape[1]]).to_event(1))
-        with numpyro.plate("rows", len(y)):
+        with numpyro.plate("rows", len(y)), some_of(num_rows, y):
             sample("y", dist.StudentT(freedom, x @ slopes, scale), obs=y)
 
-    return LargeModel(model, _regression(num_rows, 4.0))
+    return LargeModel(model, _regression(num_rows, 4.0), ("x", "y"))
 
 
 def occupancy(num_species: int = 400, num_sites: int = 60, num_visits: int = 5) -> LargeModel:

@@ -123,7 +123,7 @@ def _of_elbo(result: "FitResult") -> str | None:
     final, last = result.final_elbo, result.history.elbo[-1:]
     if not math.isfinite(final.value):
         return "The ELBO of the fitted distribution is not finite: it gives weight to latents of density zero."
-    missed = abs(result.quadrature_error)
+    missed = sum(result.quadrature_error)
     if missed > LARGE_ERROR:
         return (
             f"The expectations that the fit followed miss about {missed:.2g} nats: the posterior is wide, or its "

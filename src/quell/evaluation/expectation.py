@@ -280,6 +280,18 @@ class Group(eqx.Module):
         return growth * (factors[0] * factors[1] + covariance[max(self.factors)][min(self.factors)])
 
 
+class Missed(NamedTuple):
+    """Nats that an expectation may be off.
+
+    Args:
+        by_nodes: that the next level would change.
+        by_rounding: that no number of nodes would.
+    """
+
+    by_nodes: Float[Array, ""]
+    by_rounding: Float[Array, ""]
+
+
 class Expectation(eqx.Module):
     """The expected log density of a model under a Gaussian.
 
@@ -289,7 +301,7 @@ class Expectation(eqx.Module):
         groups: of addends.
         level: how many nodes an addend takes that has no closed form.
 
-    Bias: that of Gauss-Hermite sums, which `error` shows.
+    Bias: that of Gauss-Hermite sums, which `missed` shows.
     Cost: of a value, for each addend its program at all nodes, and its linear functions of the covariance.
     """
 
@@ -325,14 +337,14 @@ class Expectation(eqx.Module):
         """What it is the expectation of."""
         return sum((group.at(z) for group in self.groups), self.constant + self.slope @ z)
 
-    def error(self, gaussian: Gaussian) -> Float[Array, ""]:
+    def missed(self, gaussian: Gaussian) -> Missed:
         """By how much the next level changes the addends, beyond rounding, and what of their sum that may lose."""
         parts = (
             group.expectation(gaussian, self.level + 1, below=self.level) for group in self.groups if group.instructions
         )
         zero = jnp.zeros((), gaussian.mean.dtype)
         size = sum((group.expectation(gaussian, self.level, is_absolute=True) for group in self.groups), zero)
-        return sum(parts, zero) + LOST * jnp.finfo(zero.dtype).eps * size
+        return Missed(sum(parts, zero), LOST * jnp.finfo(zero.dtype).eps * size)
 
     @property
     def num_addends(self) -> int:

@@ -96,14 +96,15 @@ def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     if any(result.status is Status.STOPPED or result.history.num_steps >= steps for result in results):
         return results
     expectation = results[0].problem.expectation
-    # Beyond the last level come draws, whose error is the tolerance itself: what rounding loses may be as large.
-    share = 1.0 if expectation is not None and expectation.level >= MOST_LEVEL else ERROR_SHARE
-    if expectation is None or not any(is_inexact(plan, one, share) for one in results):
+    if expectation is None:
+        return results
+    needs_nodes = expectation.level < MOST_LEVEL and any(needs_more_nodes(plan, one) for one in results)
+    if not (needs_nodes or any(needs_draws(plan, one) for one in results)):
         return results
     goes_on = expectation.level < USUAL_LEVEL and task.key.ndim == 0  # from where the fewest nodes led
     if goes_on:
         task = task._replace(options=dataclasses.replace(task.options, params=results[0].params))
-    following = task.plan(expectation.level + 1 if expectation.level < MOST_LEVEL else None)
+    following = task.plan(expectation.level + 1 if needs_nodes else None)
     if following.is_sampled:
         return results  # what they miss is known, and told; the noise of sampled gradients would not be
     pairs = zip(results, results_of(task, following, bar), strict=True)
@@ -140,9 +141,16 @@ def _after(before: FitResult, after: FitResult) -> FitResult:
     )
 
 
-def is_inexact(plan: FitPlan, result: FitResult, share: float = ERROR_SHARE) -> bool:
-    """Whether exact expectations miss more than a share of the tolerance, so that more nodes may lead elsewhere."""
-    if result.problem.expectation is None:
-        return False
-    rounding = ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
-    return not abs(result.quadrature_error) < share * plan.options.tolerance + rounding
+def needs_more_nodes(plan: FitPlan, result: FitResult) -> bool:
+    """Whether the nodes of exact expectations miss so much that more of them may lead elsewhere."""
+    return not result.quadrature_error.by_nodes < ERROR_SHARE * plan.options.tolerance + _rounding(result)
+
+
+def needs_draws(plan: FitPlan, result: FitResult) -> bool:
+    """Whether exact expectations miss more than the tolerance, which is what draws miss."""
+    return not sum(result.quadrature_error) < plan.options.tolerance + _rounding(result)
+
+
+def _rounding(result: FitResult) -> float:
+    """Of the ELBO itself."""
+    return ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)

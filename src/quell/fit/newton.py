@@ -18,7 +18,7 @@ from quell.fit.leaps import LEAP_TRIALS, Leaps
 from quell.fit.line_search import MOST_TRIALS, line_search
 from quell.fit.overfitting import fits_its_draws, is_dear
 from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, num_tried, other_scale
-from quell.fit.trust_region import TrustStep, inner, trust_step
+from quell.fit.trust_region import MOST_PRODUCTS, MOST_PRODUCTS_ON_DRAWS, TrustStep, inner, trust_step
 from quell.gradient import Gradient, GradientInfo
 
 GOOD_RATIO, BEST_DEVIATION = 0.7, 0.1
@@ -238,7 +238,7 @@ class Newton(eqx.Module):
         solved = jax.lax.cond(
             evaluates | leaps,
             lambda: TrustStep.of_nothing(way),
-            lambda: trust_step(way, self.objective.product(state.params, draws), radius, residual),
+            lambda: trust_step(way, self.objective.product(state.params, draws), radius, residual, self._most_products),
         )
 
         fewer = jnp.where(begins, now.draws.blocks / draws.blocks, 1.0)  # than now were measured
@@ -392,6 +392,11 @@ class Newton(eqx.Module):
     def _after_round(self) -> Phase:
         """What follows a round; without draws there is no noise to measure."""
         return Phase.JUDGE if self.objective.is_exact else Phase.MEASURE
+
+    @property
+    def _most_products(self) -> int:
+        """Of a step."""
+        return MOST_PRODUCTS if self.objective.is_exact else MOST_PRODUCTS_ON_DRAWS
 
     @property
     def _may_leap(self) -> bool:

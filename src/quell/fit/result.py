@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from quell.core.estimate import Estimate, mean_of
 from quell.core.tiers import tiered_jit
 from quell.evaluation import Problem, exact_elbo, has_exact_elbo
+from quell.evaluation.expectation import Missed
 from quell.families import Capability
 from quell.families.sample import draw_latents
 from quell.fit.choice import Choice
@@ -120,15 +121,15 @@ class FitResult(eqx.Module):
         return mean_of(self._fresh.log_ratios)
 
     @property
-    def quadrature_error(self) -> float:
-        """Nats that more nodes would change, beyond rounding, in an ELBO that is exact by the model's structure."""
-        return 0.0 if self.problem.expectation is None else self._quadrature[1]
+    def quadrature_error(self) -> Missed:
+        """Nats that nodes and rounding miss of an ELBO that is exact by the model's structure."""
+        return Missed(0.0, 0.0) if self.problem.expectation is None else self._quadrature[1]
 
     @functools.cached_property
-    def _quadrature(self) -> tuple[float, float]:
-        """The exact ELBO, and what more nodes change in it."""
-        elbo, error = _exact_elbo_and_error(self.problem, self.params)
-        return float(elbo), float(error)
+    def _quadrature(self) -> tuple[float, Missed]:
+        """The exact ELBO, and what it misses."""
+        elbo, missed = _exact_elbo_and_error(self.problem, self.params)
+        return float(elbo), Missed(*map(float, missed))
 
     @functools.cached_property
     def final_khat(self) -> "Khat":
@@ -368,6 +369,6 @@ def _or_fixed(key: Key[Array, ""] | None) -> Key[Array, ""]:
 
 
 @tiered_jit
-def _exact_elbo_and_error(problem: Problem, params: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
+def _exact_elbo_and_error(problem: Problem, params: PyTree) -> tuple[Float[Array, ""], Missed]:
     assert problem.expectation is not None
-    return exact_elbo(problem, params), problem.expectation.error(problem.family.gaussian(params))
+    return exact_elbo(problem, params), problem.expectation.missed(problem.family.gaussian(params))

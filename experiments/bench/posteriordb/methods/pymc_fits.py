@@ -54,24 +54,25 @@ def advi(port: Port, key: jax.Array, watch: Stopwatch, method: str) -> Run:
 
 def dadvi(port: Port, key: jax.Array, watch: Stopwatch) -> Run:
     """`pymc_extras.fit` at its defaults: 30 fixed draws, Newton with conjugate gradients."""
-    import pymc_extras
-
     posterior = Unconstrained(port, key)
     watch.mark("read")
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-
-    def fit(seed: int, num: int) -> jax.Array:
-        with _model(posterior):
-            found = pymc_extras.fit(method="dadvi", n_draws=num, random_seed=seed, progressbar=False)
-        return jnp.asarray(found.posterior["z"].to_numpy().reshape(-1, posterior.dim), posterior.start.dtype)
-
-    posterior.on_the_clock(fit(seed_of(key), NUM_DRAWS))
+    posterior.on_the_clock(fit_dadvi(posterior, seed_of(key), NUM_DRAWS))
     watch.mark("fit")
 
     def evaluate() -> Fitted:
-        return Fitted(posterior.draws(fit(seed_of(key), NUM_EVALUATED)), {"status": "completed"})
+        return Fitted(posterior.draws(fit_dadvi(posterior, seed_of(key), NUM_EVALUATED)), {"status": "completed"})
 
-    return Run(evaluate, lambda key: posterior.on_the_clock(fit(seed_of(key), NUM_DRAWS)))
+    return Run(evaluate, lambda key: posterior.on_the_clock(fit_dadvi(posterior, seed_of(key), NUM_DRAWS)))
+
+
+def fit_dadvi(posterior: Unconstrained, seed: int, num: int) -> jax.Array:
+    """Draws of the flat vector, which are all that the library returns."""
+    import pymc_extras
+
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    with _model(posterior):
+        found = pymc_extras.fit(method="dadvi", n_draws=num, random_seed=seed, progressbar=False)
+    return jnp.asarray(found.posterior["z"].to_numpy().reshape(-1, posterior.dim), posterior.start.dtype)
 
 
 mean_field = functools.partial(advi, method="advi")
