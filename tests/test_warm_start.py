@@ -9,7 +9,8 @@ import optax
 import pytest
 
 import quell
-from quell.fit import defaults, method, warm_start
+from quell.evaluation import exactly, expectation
+from quell.fit import attempts, defaults, method, warm_start
 from quell.fit.defaults import WARM_UP_STEPS, default_optimizer
 from quell.fit.method import EXACT as EXACT_BASE
 from quell.fit.plan import FitPlan
@@ -331,3 +332,67 @@ def test_a_falling_rate_ends_with_the_steps_that_move():
             moves.append(float(jnp.max(jnp.abs(updates))))
         assert min(moves[:-1]) > 1e-5
         assert moves[-1] < 1e-12
+
+
+def robust(num=NUM, scale=1.0):
+    """A likelihood of two linear functions of the latent, which has no closed form."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(num, 2))
+    rows = {"x": jnp.asarray(x), "y": jnp.asarray(x @ [1.0, -0.5] + scale * rng.standard_t(4, num))}
+
+    def log_likelihood(z, rows):
+        return -z[2] - 2.5 * jnp.log1p(jnp.square((rows["y"] - rows["x"] @ z[:2]) * jnp.exp(-z[2])) / 4)
+
+    return quell.Model(log_likelihood, quell.NormalPrior(), rows, DIM)
+
+
+def test_some_addends_stand_for_all():
+    """Their weights add up to those of all; small groups, as the prior's, are kept whole."""
+    whole = exactly(quell.Problem(robust(1000), quell.MeanField(DIM))).expectation
+    gaussian = quell.MeanField(DIM).gaussian(quell.MeanField(DIM).init())
+    part = whole.some(100)
+    sizes, fewer = ([group.weight.size for group in one.groups] for one in (whole, part))
+    assert fewer == [min(size, 100) for size in sizes]
+    for one, other in zip(whole.groups, part.groups, strict=True):
+        np.testing.assert_allclose(other.weight.sum(), one.weight.sum(), rtol=1e-6)
+    assert abs(part(gaussian) - whole(gaussian)) < 0.2 * abs(whole(gaussian))
+    assert whole.some(1000)(gaussian) == whole(gaussian)
+
+
+@pytest.mark.slow
+def test_a_fit_of_many_addends_begins_with_some_of_them_and_ends_where_it_would_have_ended(key, monkeypatch):
+    def fit(**options):
+        return quell.fit(robust(), quell.FullRank(DIM), key=key, **options)
+
+    usual = fit()
+    calls = []
+    run = attempts.run_plan
+    monkeypatch.setattr(attempts, "run_plan", lambda plan, bar: calls.append(plan) or run(plan, bar))
+    monkeypatch.setattr(expectation, "MANY_EVALUATIONS", 0)
+    found = fit()
+    problems = [plan.algorithm.objective.problem for plan in calls]
+    largest = [max(group.weight.size for group in problem.expectation.groups) for problem in problems]
+    assert largest == [NUM // warm_start.SHARE, NUM]
+    assert found.status is quell.Status.CONVERGED
+    assert found.problem.expectation.groups[0].weight.size == usual.problem.expectation.groups[0].weight.size
+    np.testing.assert_allclose(found.final_elbo.value, usual.final_elbo.value, atol=0.02)
+    calls.clear()
+    fit(params=found.params)  # which are nearer than some rows could tell
+    assert len(calls) == 1
+
+
+def test_an_interrupted_warm_start_of_addends_is_told(key, monkeypatch):
+    monkeypatch.setattr(expectation, "MANY_EVALUATIONS", 0)
+
+    def interrupt(progress):
+        raise KeyboardInterrupt
+
+    result = quell.fit(robust(), quell.FullRank(DIM), key=key, callback=interrupt)
+    assert result.status is quell.Status.INTERRUPTED
+
+
+@pytest.mark.parametrize(("rows", "backend"), [(200, "cpu"), (NUM, "gpu")])
+def test_no_warm_start_of_addends_where_they_are_few_or_an_accelerator_is_quick(rows, backend, monkeypatch):
+    problem = exactly(quell.Problem(robust(rows), quell.MeanField(DIM)), 1)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    assert warm_start.warm_start_addends(problem) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m experiments.bench`: the benchmark against peers; `posteriordb` beside it."""
+"""`python -m experiments.bench`: the benchmark against peers; `posteriordb` and `large` beside it."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from experiments.bench.clock import TARGETS
 from experiments.bench.experiment import Effort
+from experiments.bench.large.commands import large
 from experiments.bench.methods import KINDS
 from experiments.bench.peers import PEERS_DIR, Peer, load_peer, peer_names
 from experiments.bench.plan import Plan
@@ -32,6 +33,7 @@ _QUICK_BUDGET = 3
 
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(posteriordb)
+app.command()(large)
 
 
 @app.callback(invoke_without_command=True)

@@ -15,7 +15,7 @@ import numpy as np
 import typer
 
 import quell
-from experiments.bench.large.methods.base import flat
+from experiments.bench.large.methods.base import places
 from experiments.bench.large.models import MODELS
 from quell.diagnostics import estimate_elbo
 from quell.evaluation import exactly, has_exact_elbo
@@ -36,7 +36,7 @@ def main(name: str, found: Path) -> None:
 def elbos(large: Any, means: np.ndarray, roots: np.ndarray) -> tuple[list[float], float, bool]:
     """Of each Gaussian in turn."""
     model = quell.from_numpyro(large.model, **large.data)
-    order = np.argsort(np.asarray(flat(model.unravel(jnp.arange(model.dim))), int))
+    order = np.argsort(places(model))
     family = (quell.MeanField if roots.ndim == 2 else quell.FullRank)(model.dim, log_scale=False)
     problem = exactly(quell.Problem(model, family))
     estimates = []

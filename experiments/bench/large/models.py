@@ -285,3 +285,6 @@ MODELS: dict[str, Callable[[], LargeModel]] = {
     "polls": polls,
     "horseshoe": horseshoe,
 }
+
+MILLION_ROWS = ("noise-scale", "robust")
+"""Models that can be given some of their rows."""

@@ -44,7 +44,7 @@ def main(
         "means": np.stack([look.mean for look in found.looks]),
         "roots": np.stack([look.root for look in found.looks]),
     }
-    np.savez(out, **looks, **found.arrays)
+    np.savez(out, allow_pickle=False, **looks, **(found.arrays or {}))
     record = {"dim": last.mean.size, **memory, **found.facts, "backend": jax.default_backend(), "jax": jax.__version__}
     print(json.dumps({key: json_value(value) for key, value in record.items()}))
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -94,7 +95,7 @@ def posteriordb(
     with bad_parameters():
         valid = folder.names()
     posteriors = split_names("posterior", names, valid) if names else valid
-    chosen = [name for name in split_names("method", methods, list(METHODS)) if _is_installed(name)]
+    chosen = [name for name in split_names("method", methods, list(METHODS)) if is_installed(name, load)]
     check_counts(timeout=timeout, runs=runs)
     if not chosen:
         raise typer.Exit(2)
@@ -113,7 +114,7 @@ def posteriordb(
     console.print(f"Written to {out} and {write_page(records, out.parent)}")
 
 
-def _is_installed(method: str) -> bool:
+def is_installed(method: str, load: Callable[[str], Any]) -> bool:
     """Whether a method's library can be imported; one line on stderr where it cannot."""
     try:
         load(method)

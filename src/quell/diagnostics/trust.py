@@ -123,8 +123,9 @@ def _of_elbo(result: "FitResult") -> str | None:
     final, last = result.final_elbo, result.history.elbo[-1:]
     if not math.isfinite(final.value):
         return "The ELBO of the fitted distribution is not finite: it gives weight to latents of density zero."
-    missed = sum(result.quadrature_error)
-    if missed > LARGE_ERROR:
+    missed, eps = sum(result.quadrature_error), float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps)
+    rounding = ROUNDED * eps * abs(final.value)
+    if missed > LARGE_ERROR + rounding:
         return (
             f"The expectations that the fit followed miss about {missed:.2g} nats: the posterior is wide, or its "
             "density has kinks. `quell.fit` takes more nodes or draws where it keeps no checkpoint."
@@ -132,8 +133,8 @@ def _of_elbo(result: "FitResult") -> str | None:
     if final.is_exact:
         if not result.has_khat:  # no draws are wanted
             return None
-        fresh, eps = result.sampled_elbo, float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps)
-        margin = CONTRADICTION * fresh.standard_error + LARGE_GAP + ROUNDED * eps * abs(final.value)
+        fresh = result.sampled_elbo
+        margin = CONTRADICTION * fresh.standard_error + LARGE_GAP + rounding
         if abs(final.value - fresh.value) < margin:
             return None
         return (

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Expectations of addends under a Gaussian: closed forms of products, Gauss-Hermite sums for the others."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -288,8 +289,8 @@ class Missed(NamedTuple):
         by_rounding: that no number of nodes would.
     """
 
-    by_nodes: Float[Array, ""]
-    by_rounding: Float[Array, ""]
+    by_nodes: Float[Array, ""] | float
+    by_rounding: Float[Array, ""] | float
 
 
 class Expectation(eqx.Module):
@@ -332,6 +333,18 @@ class Expectation(eqx.Module):
         """Its value."""
         total = self.constant + self.slope @ gaussian.mean
         return sum((group.expectation(gaussian, self.level) for group in self.groups), total)
+
+    def some(self, num: int) -> "Expectation":
+        """That of a random part: so many addends of each group that has more, which stand for all of it."""
+        rng, groups = np.random.default_rng(0), []
+        for group in self.groups:
+            size = group.weight.shape[0]
+            if size <= num:
+                groups.append(group)
+                continue
+            part = group.taken(jnp.asarray(np.sort(rng.choice(size, num, replace=False))))
+            groups.append(eqx.tree_at(lambda one: one.weight, part, part.weight * (size / num)))
+        return dataclasses.replace(self, groups=tuple(groups))
 
     def at(self, z: Float[Array, "latent"]) -> Float[Array, ""]:
         """What it is the expectation of."""

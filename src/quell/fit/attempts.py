@@ -10,12 +10,16 @@ from jaxtyping import Array, Key
 
 from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL
 from quell.families import AbstractFamily
+from quell.fit.common_draws import ExactElbo
 from quell.fit.driver import run_plan
+from quell.fit.newton import Newton
 from quell.fit.options import FitOptions
 from quell.fit.plan import FitPlan
 from quell.fit.progress import ProgressBar
 from quell.fit.result import FitResult
 from quell.fit.status import Status
+from quell.fit.step import init_loop
+from quell.fit.warm_start import warm_start_addends
 from quell.models import AbstractModel
 
 ERROR_SHARE, ROUNDING = 0.1, 4.0
@@ -45,7 +49,7 @@ def fit_task(task: Task, bar: ProgressBar) -> list[FitResult]:
     """Run the fits, after that of a Gaussian for a family that begins with one; the better of both is returned."""
     family, given = task.family.begins_with, task.options
     if family is None:
-        return results_of(task, task.plan(), bar)
+        return _fits(task, bar)
     if given.params is not None:
         raise ValueError("`params` of a flow belong to its Gaussian; give them with `family=result.problem.family`.")
     own = FitOptions(
@@ -57,11 +61,42 @@ def fit_task(task: Task, bar: ProgressBar) -> list[FitResult]:
         khat=given.khat,
     )
     first = Task(own, task.model, family, task.key if task.key.ndim == 0 else task.key[0])
-    gaussian = results_of(first, first.plan(), bar)[0]
+    gaussian = _fits(first, bar)[0]
     if gaussian.status in ENDED:
         return [gaussian] * task.key.size
     task = task._replace(family=task.family.around(family.gaussian(gaussian.params)))
-    return [_better_than(gaussian, one) for one in results_of(task, task.plan(), bar)]
+    return [_better_than(gaussian, one) for one in _fits(task, bar)]
+
+
+def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
+    """Run the fits, where rows are many after one of some of them, from whose end they go on."""
+    plan, options = task.plan(), task.options
+    num = warm_start_addends(plan.algorithm.gradient.problem)
+    is_plain = task.key.ndim == 0 and options.params is None and options.checkpoint is None
+    if num is None or not is_plain or not isinstance(plan.algorithm, Newton):
+        return results_of(task, plan, bar)
+    (first,) = run_plan(dataclasses.replace(plan, algorithm=_on_some_addends(plan.algorithm, num)), bar)
+    if first.status in ENDED:
+        return [first]
+    if first.status is Status.CONVERGED:
+        task = task._replace(options=dataclasses.replace(options, params=first.params))
+        newton = dataclasses.replace(plan.algorithm, most_starts=1)
+        start = init_loop(newton, first.params, averages=False)
+        plan = dataclasses.replace(plan, algorithm=newton, start=start, options=task.options)
+    differ = first.starts_differ
+    return [
+        dataclasses.replace(_after(first, one), starts_differ=one.starts_differ or differ)
+        for one in results_of(task, plan, bar)
+    ]
+
+
+def _on_some_addends(newton: Newton, num: int) -> Newton:
+    """The same steps for the expectations of some addends that stand for all."""
+    whole = newton.gradient.problem
+    assert whole.expectation is not None
+    problem = dataclasses.replace(whole, expectation=whole.expectation.some(num))
+    gradient = dataclasses.replace(newton.gradient, problem=problem)
+    return dataclasses.replace(newton, gradient=gradient, objective=ExactElbo(problem))
 
 
 def _better_than(gaussian: FitResult, flow: FitResult) -> FitResult:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The warm start of a fit of many rows with a closed form: steps on a random subset of the data."""
+"""The warm start of a fit of many rows whose gradient is exact: steps on a random subset of them."""
 
 import dataclasses
 
@@ -12,6 +12,7 @@ from quell.core.trees import all_finite, select
 from quell.data.access import datum_size, most_rows
 from quell.estimators import ClosedForm
 from quell.evaluation import Problem, Sampler
+from quell.evaluation.expectation import USUAL_LEVEL
 from quell.fit.algorithm import Algorithm
 from quell.fit.natural_gradient import natural_sq_norm
 from quell.gradient import BaseGradient
@@ -40,11 +41,25 @@ KEY_NUMBER = 2**32 - 2
 
 def warm_start_rows(problem: Problem, *, num_fits: int = 1) -> int | None:
     """Rows that suit a problem; `None` where nothing would be gained. Each of several fits gathers its own."""
-    rows, data, least = problem.model.num_data, problem.model.data, ROWS_PER_COORDINATE * problem.model.dim
+    rows, data, dim = problem.model.num_data, problem.model.data, problem.model.dim
     most = min(most_rows(data), MOST_NUMBERS // (num_fits * datum_size(data)))
+    return None if rows * datum_size(data) < LEAST_NUMBERS else _some_of(rows, dim, most)
+
+
+def warm_start_addends(problem: Problem) -> int | None:
+    """Addends of exact expectations that suit a problem, of each group that has more; `None` as for rows."""
+    expectation = problem.expectation
+    is_quick = jax.default_backend() != "cpu"  # an accelerator sees all in less time than one more program takes
+    if is_quick or expectation is None or expectation.level >= USUAL_LEVEL:  # they are few
+        return None
+    size = max(group.weight.size for group in expectation.groups)
+    return _some_of(size, problem.model.dim, size)
+
+
+def _some_of(rows: int, dim: int, most: int) -> int | None:
+    least = ROWS_PER_COORDINATE * dim
     num = min(max(rows // SHARE, least), most)
-    is_unfit = num < least or num > rows // LEAST_SHARE or rows * datum_size(data) < LEAST_NUMBERS
-    return None if is_unfit else num
+    return None if num < least or num > rows // LEAST_SHARE else num
 
 
 def subset_algorithm(exact: Algorithm, num_rows: int) -> Algorithm:

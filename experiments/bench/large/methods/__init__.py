@@ -14,7 +14,6 @@ _SEARCHED = [{"rate": rate, "share": share} for share in SHARES for rate in RATE
 METHODS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "quell-mf": ("quell_fits.mean_field", [{}]),
     "quell-mf-double": ("quell_fits.mean_field", [{}]),
-    "quell-low-rank": ("quell_fits.low_rank", [{}]),
     "quell-full": ("quell_fits.full_rank", [{}]),
     "numpyro-svi": ("numpyro_fits.mean_field", _SEARCHED),
     "numpyro-svi-rows": ("numpyro_fits.mean_field_rows", _SEARCHED),

@@ -43,7 +43,7 @@ class Found(NamedTuple):
 
     looks: list[Look]
     facts: dict[str, Any]
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] | None = None
 
 
 class Clock:
@@ -69,6 +69,11 @@ Method = Callable[[LargeModel, jax.Array, Clock, dict[str, Any]], Found]
 def flat(tree: dict[str, Any]) -> np.ndarray:
     """Sites by name, one after the other."""
     return np.asarray(ravel_pytree({name: jnp.asarray(value) for name, value in tree.items()})[0])
+
+
+def places(model: Any) -> np.ndarray:
+    """Where in the flat latent of a model of quell each number of that order is."""
+    return np.asarray(flat(model.unravel(jnp.arange(model.dim, dtype=float))), int)
 
 
 def descend(

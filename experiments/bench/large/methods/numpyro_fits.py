@@ -71,22 +71,20 @@ def svi(
 
 def nuts(large: LargeModel, key: jax.Array, clock: Clock, setting: dict[str, Any]) -> Found:
     """Chains side by side, until the seconds are over; its own measures say how far their moments can be trusted."""
-    kernel = infer.NUTS(large.model)
-    sizes = {"num_warmup": WARM_UP, "num_samples": DRAWS, "num_chains": CHAINS}
-    mcmc: Any = infer.MCMC(kernel, **sizes, chain_method="vectorized", progress_bar=False)
+    options: dict[str, Any] = {"num_warmup": WARM_UP, "num_samples": DRAWS, "num_chains": CHAINS}
+    mcmc: Any = infer.MCMC(infer.NUTS(large.model), **options, chain_method="vectorized", progress_bar=False)
 
     @jax.jit
     def flat_draws(draws: dict[str, Any]) -> jax.Array:
         return jax.vmap(jax.vmap(lambda one: ravel_pytree(unconstrain_fn(large.model, (), large.data, one))[0]))(draws)
 
-    kept, looks, steps = [], [], 0
-    while not looks or clock.now < clock.seconds:
+    kept, steps = [], 0
+    while not kept or clock.now < clock.seconds:
         mcmc.run(key, **large.data, extra_fields=("num_steps", "diverging"))
         mcmc.post_warmup_state, key = mcmc.last_state, mcmc.last_state.rng_key
         kept.append(np.asarray(flat_draws(mcmc.get_samples(group_by_chain=True))))
         steps += int(np.sum(mcmc.get_extra_fields()["num_steps"]))
-        draws = np.concatenate(kept, axis=1)
-        looks.append(Look(clock.now, draws.mean((0, 1)), draws.std((0, 1))))
+    seconds, draws = clock.now, np.concatenate(kept, axis=1)
     with np.errstate(invalid="ignore"):
         rhat, effective = split_gelman_rubin(draws), effective_sample_size(draws)
     facts = {
@@ -96,7 +94,7 @@ def nuts(large: LargeModel, key: jax.Array, clock: Clock, setting: dict[str, Any
         "largest_rhat": round(float(np.max(rhat)), 3),
         "least_effective": round(float(np.min(effective))),
     }
-    return Found(looks[-1:], facts)
+    return Found([Look(seconds, draws.mean((0, 1)), draws.std((0, 1)))], facts)
 
 
 mean_field = functools.partial(svi, guide_class=AutoNormal)

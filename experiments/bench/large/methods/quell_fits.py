@@ -10,27 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 
 import quell
-from experiments.bench.large.methods.base import Clock, Found, Look, flat, peak_mb
+from experiments.bench.large.methods.base import Clock, Found, Look, peak_mb, places
 from experiments.bench.large.models import LargeModel
 
 QUANTITIES = 3
 """Coordinates of each site whose standard deviations linear response is asked for."""
 
 
-def run(
-    large: LargeModel, key: jax.Array, clock: Clock, setting: dict[str, Any], family: str, **options: Any
-) -> Found:
-    """One family. Of a low-rank one, only the mean and the standard deviations are kept."""
+def run(large: LargeModel, key: jax.Array, clock: Clock, setting: dict[str, Any], family: str, **options: Any) -> Found:
+    """One family."""
     model = quell.from_numpyro(large.model, **large.data)
-    result = quell.fit(model, getattr(quell, family)(model.dim, **options), key=key)
+    result = quell.fit(model, getattr(quell, family)(model.dim), key=key)
     jax.block_until_ready(result.params)
     seconds, peak = clock.now, peak_mb()
-    places, fitted = np.asarray(flat(model.unravel(jnp.arange(model.dim))), int), result.problem.family
-    mean, root = (np.asarray(moment(result.params), float)[places] for moment in (fitted.mean, fitted.variance))
+    order, fitted = places(model), result.problem.family
+    mean, root = (np.asarray(moment(result.params), float)[order] for moment in (fitted.mean, fitted.variance))
     root = np.sqrt(root)
     if family == "FullRank":
         covariance = np.asarray(fitted.covariance_product(result.params, jnp.eye(model.dim)), float)
-        root = np.linalg.cholesky(covariance[np.ix_(places, places)])
+        root = np.linalg.cholesky(covariance[np.ix_(order, order)])
     facts = {
         "peak_mb": peak,
         "status": result.status.name,
@@ -52,17 +50,17 @@ def respond(model: Any, result: Any) -> tuple[dict[str, np.ndarray], str]:
     """Standard deviations of some coordinates by linear response, and their places in the flat latent."""
     zero = model.unravel(jnp.zeros(model.dim))
     is_real = {name: bool(jnp.all(model.constrain(jnp.zeros(model.dim))[name] == 0)) for name in zero}
-    numbers, places, taken = 0, [], {}
+    numbers, at, taken = 0, [], {}
     for name in sorted(zero):
         size = zero[name].size
         taken[name] = np.unique(np.linspace(0, size - 1, QUANTITIES).astype(int))
-        places.append(numbers + taken[name])
+        at.append(numbers + taken[name])
         numbers += size
 
     def quantities(latent: dict[str, Any]) -> list[jax.Array]:
         """In unconstrained coordinates: all that are not real are positive, and their logarithms are."""
         values = {name: latent[name] if is_real[name] else jnp.log(latent[name]) for name in taken}
-        return [jnp.ravel(values[name])[at] for name, at in taken.items()]
+        return [jnp.ravel(values[name])[some] for name, some in taken.items()]
 
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -71,9 +69,11 @@ def respond(model: Any, result: Any) -> tuple[dict[str, np.ndarray], str]:
     except ValueError as error:
         return {}, str(error)
     told = "; ".join(str(one.message) for one in caught)
-    return {"places": np.concatenate(places), "response_sd": flat(dict(enumerate(found.std)))}, told
+    return {
+        "places": np.concatenate(at),
+        "response_sd": np.concatenate([np.asarray(one) for one in found.std]),
+    }, told
 
 
 mean_field = functools.partial(run, family="MeanField")
 full_rank = functools.partial(run, family="FullRank")
-low_rank = functools.partial(run, family="LowRank", rank=5)
