@@ -123,8 +123,9 @@ def large(
 ) -> None:
     """ELBO, seconds, memory and errors on large models, one fresh process per run."""
     names = split_names("model", models, list(MODELS))
-    chosen = [name for name in split_names("method", methods, list(METHODS)) if is_installed(name, load)]
+    wanted = split_names("method", methods, list(METHODS))
     check_counts(seconds=seconds, timeout=timeout)
+    chosen = [name for name in wanted if is_installed(name, load)]
     if not chosen:
         raise typer.Exit(2)
     check_out(out)
