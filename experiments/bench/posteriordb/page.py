@@ -94,11 +94,13 @@ def draw_accuracy(records: Records, tall: bool) -> Any:
         marker = {"marker": "o" if name.startswith(_OURS) else "s", "color": color, "markersize": 8, "linestyle": ""}
         axes.plot([seconds], shares[:1], **marker)
         axes.plot([seconds], shares[1:], **marker | {"markersize": 5, "markerfacecolor": "none"})
-        place = (7, 4) if number % 2 else (7, -11)
-        axes.annotate(label, (seconds, shares[0]), xytext=place, textcoords="offset points", fontsize="small")
+        is_first = number == 0  # left of its point, where nothing else is
+        place = (-7 if is_first else 7, 4 if number % 2 else -11)
+        style = {"textcoords": "offset points", "fontsize": "small", "ha": "right" if is_first else "left"}
+        axes.annotate(label, (seconds, shares[0]), xytext=place, **style)
     least, most = (pick(row["median_seconds"] for _, row in rows) for pick in (min, max))
-    axes.set(xscale="log", ylim=(-4, 106), xlim=(0.8 * least, 2.2 * most))
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if 0.8 * least < tick < 2.2 * most]
+    axes.set(xscale="log", ylim=(-4, 106), xlim=(0.6 * least, 2.2 * most))
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if 0.6 * least < tick < 2.2 * most]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("seconds from the end of the imports to 1,000 draws, median")
