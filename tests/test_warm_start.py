@@ -373,6 +373,7 @@ def test_a_fit_of_many_addends_begins_with_some_of_them_and_ends_where_it_would_
     problems = [plan.algorithm.objective.problem for plan in calls]
     largest = [max(group.weight.size for group in problem.expectation.groups) for problem in problems]
     assert largest == [NUM // warm_start.SHARE, NUM]
+    assert found.seconds.reading < 1.5 * calls[0].seconds  # and not twice
     assert found.status is quell.Status.CONVERGED
     assert found.problem.expectation.groups[0].weight.size == usual.problem.expectation.groups[0].weight.size
     np.testing.assert_allclose(found.final_elbo.value, usual.final_elbo.value, atol=0.02)
@@ -389,6 +390,7 @@ def test_an_interrupted_warm_start_of_addends_is_told(key, monkeypatch):
 
     result = quell.fit(robust(), quell.FullRank(DIM), key=key, callback=interrupt)
     assert result.status is quell.Status.INTERRUPTED
+    assert max(group.weight.size for group in result.problem.expectation.groups) == NUM  # its ELBO is that of all rows
 
 
 @pytest.mark.parametrize(("rows", "backend"), [(200, "cpu"), (NUM, "gpu")])

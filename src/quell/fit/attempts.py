@@ -75,12 +75,14 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
     is_plain = task.key.ndim == 0 and options.params is None and options.checkpoint is None
     if num is None or not is_plain or not isinstance(plan.algorithm, Newton):
         return results_of(task, plan, bar)
-    (first,) = run_plan(dataclasses.replace(plan, algorithm=_on_some_addends(plan.algorithm, num)), bar)
-    if first.status in ENDED:
-        return [first]
+    newton = plan.algorithm
+    (first,) = run_plan(dataclasses.replace(plan, algorithm=_on_some_addends(newton, num)), bar)
+    if first.status in (Status.INTERRUPTED, Status.STOPPED):
+        return [dataclasses.replace(first, gradient=newton.gradient, measured_gap=None)]  # a result for all rows
+    plan = dataclasses.replace(plan, seconds=0.0)  # which the first fit has
     if first.status is Status.CONVERGED:
         task = task._replace(options=dataclasses.replace(options, params=first.params))
-        newton = dataclasses.replace(plan.algorithm, most_starts=1)
+        newton = dataclasses.replace(newton, most_starts=1)
         start = init_loop(newton, first.params, averages=False)
         plan = dataclasses.replace(plan, algorithm=newton, start=start, options=task.options)
     differ = first.starts_differ
