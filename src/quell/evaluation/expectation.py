@@ -47,6 +47,10 @@ cancel, that is more than the sum itself."""
 NUMBERS_AT_ONCE = 2**24
 """In memory at a time: addends times coordinates, and what the linear functions of addends make of a covariance."""
 
+MOST_KEPT = 2**26
+"""Of second derivatives. They are computed once for all products with a Hessian where all are kept, and again for each
+product where not: a quarter of a gigabyte, which a million rows of three linear functions take."""
+
 
 DENSE = 4
 """Times the coordinates that an addend sees: where all addends together see no more, products with dense matrices take
@@ -175,7 +179,7 @@ class Group(eqx.Module):
         """
         num = self.weight.shape[0]
         own, shared = eqx.partition(self, lambda leaf: eqx.is_array(leaf) and leaf.shape[0] == num)
-        at_once = max(1, NUMBERS_AT_ONCE // self._numbers(gaussian))
+        at_once = max(1, min(NUMBERS_AT_ONCE // self._numbers(gaussian), MOST_KEPT // numbers_kept(len(self.maps))))
 
         def of_some(rows: PyTree, counts: Bool[Array, "addend"]) -> Float[Array, ""]:
             group: Group = eqx.combine(rows, shared)
@@ -211,12 +215,12 @@ class Group(eqx.Module):
         return jnp.sum(self.weight * values)
 
     def _numbers(self, gaussian: Gaussian) -> int:
-        """In memory for each addend, about."""
+        """In memory for each addend, about, beside its second derivatives."""
         seen = [one.index.shape[1] for one in self.maps]
+        gathered = [0 if one.index.shape[0] == 1 else one.index.shape[1] for one in self.maps]
         columns = 0 if gaussian.factor is None else gaussian.factor.shape[1]
-        of_maps = [columns * (1 if one.index.shape[0] == 1 else one.index.shape[1]) for one in self.maps]
         of_rows = len(self.maps) * sum(seen) if gaussian.variance is not None and self._are_correlated(gaussian) else 0
-        return max(numbers_kept(len(seen)), sum(seen), sum(of_maps), of_rows)
+        return max(1, sum(gathered), sum(columns * max(1, number) for number in gathered), of_rows)
 
     def num_nodes(self, level: int) -> int:
         """That an addend takes."""

@@ -326,22 +326,35 @@ class ExactElbo(eqx.Module):
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
         origin = self.problem.family.geometry.origin(params)
-        value, grad = jax.value_and_grad(self._at, argnums=1)(params, origin)
+        value, grad = _value_and_slope(self.problem, params, origin)
         return LocalElbo(value, grad, origin, jnp.zeros_like(value))
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""
         origin = self.problem.family.geometry.origin(params)
-        return jax.linearize(lambda at: jax.grad(self._at, argnums=1)(params, at), origin)[1]
+        return jax.linearize(lambda at: _value_and_slope(self.problem, params, at)[1], origin)[1]
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points."""
-        model, known = self.problem.model, self.problem.expectation
-        log_joint, size = (model.log_joint, model.num_data) if known is None else (known.at, known.num_addends)
-        return jax.lax.map(log_joint, points, batch_size=max(1, VALUES_AT_ONCE // max(1, size)))
+        return _heights(self.problem, points)
 
-    def _at(self, params: PyTree, at: PyTree) -> Float[Array, ""]:
-        return exact_elbo(self.problem, self.problem.family.geometry.chart(params, at))
+
+def _elbo_at(problem: Problem, params: PyTree, at: PyTree) -> Float[Array, ""]:
+    """At a point of the chart around the parameters."""
+    return exact_elbo(problem, problem.family.geometry.chart(params, at))
+
+
+@compiled_part
+def _value_and_slope(problem: Problem, params: PyTree, at: PyTree) -> tuple[Float[Array, ""], PyTree]:
+    return jax.value_and_grad(_elbo_at, argnums=2)(problem, params, at)
+
+
+@compiled_part
+def _heights(problem: Problem, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
+    """The log joint at some points."""
+    model, known = problem.model, problem.expectation
+    log_joint, size = (model.log_joint, model.num_data) if known is None else (known.at, known.num_addends)
+    return jax.lax.map(log_joint, points, batch_size=max(1, VALUES_AT_ONCE // max(1, size)))
 
 
 def _refuses_products(problem: Problem) -> str | None:
