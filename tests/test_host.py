@@ -397,17 +397,29 @@ def test_parts_tell_apart_static_values_that_compare_equal():
     assert found == [1.0, 3.0, math.inf, -math.inf]
 
 
+def mixture(y):
+    """Whose fit is sampled."""
+    mean, scale = sample("mean", dist.Normal(0, 2).expand([2])), sample("scale", dist.HalfNormal(2).expand([2]))
+    share = sample("share", dist.Beta(5, 5))
+    both = dist.MixtureSameFamily(dist.Categorical(jnp.stack([share, 1 - share])), dist.Normal(mean, scale))
+    with numpyro.plate("rows", len(y)):
+        sample("y", both, obs=y)
+
+
+def student(y):
+    """Whose fit is exact."""
+    mean, scale = sample("mean", dist.Normal(0, 2)), sample("scale", dist.HalfNormal(2))
+    with numpyro.plate("rows", len(y)):
+        sample("y", dist.StudentT(4.0, mean, scale), obs=y)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_sampled_fit_is_the_same_whether_parts_or_the_whole_are_compiled(monkeypatch, dtype):
-    y = np.concatenate([RNG.normal(-2, 1, 150), RNG.normal(2, 0.5, 150)])
-
-    def model(y):
-        mean, scale = sample("mean", dist.Normal(0, 2).expand([2])), sample("scale", dist.HalfNormal(2).expand([2]))
-        share = sample("share", dist.Beta(5, 5))
-        mixture = dist.MixtureSameFamily(dist.Categorical(jnp.stack([share, 1 - share])), dist.Normal(mean, scale))
-        with numpyro.plate("rows", len(y)):
-            sample("y", mixture, obs=y)
+@pytest.mark.parametrize("family", [quell.MeanField, quell.FullRank], ids=["mean-field", "full-rank"])
+@pytest.mark.parametrize("model", [mixture, student])
+def test_a_fit_is_the_same_whether_parts_or_the_whole_are_compiled(monkeypatch, model, family, dtype):
+    half = 150 if model is mixture else 5_000  # too many for NumPy
+    y = np.concatenate([RNG.normal(-2, 1, half), RNG.normal(2, 0.5, half)])
 
     def elbo(with_parts):
         has_parts = TieredProgram._has_parts if with_parts else lambda self: False
@@ -417,9 +429,10 @@ def test_a_sampled_fit_is_the_same_whether_parts_or_the_whole_are_compiled(monke
             patch.setattr(parts.CompiledPart, "__call__", lambda self, *given: calls.append(self) or run(self, *given))
             tiers._program.cache_clear()
             read = quell.from_numpyro(model, jnp.asarray(y, dtype))
-            result = quell.fit(read, quell.MeanField(read.dim), key=jax.random.key(0))
+            result = quell.fit(read, family(read.dim), key=jax.random.key(0))
             assert bool(calls) is with_parts
             assert result.status is quell.Status.CONVERGED
+            assert result.choice.exact is (model is student)
             return result.final_elbo.value
 
     assert elbo(True) == pytest.approx(elbo(False), abs=0.02)

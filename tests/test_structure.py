@@ -16,9 +16,10 @@ import pytest
 
 import quell
 from numpyro_models import CASES
+from quell.core.program import equations
 from quell.evaluation import expectation as expectations
 from quell.evaluation import node_sum
-from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL, Expectation, aligned
+from quell.evaluation.expectation import MOST_LEVEL, USUAL_LEVEL, Expectation, Missed, aligned
 from quell.families.gaussian import Gaussian
 from quell.fit import attempts
 from quell.fit.driver import run_plan
@@ -413,6 +414,20 @@ def test_derivatives_of_sums_over_nodes_are_those_of_the_sums(name, monkeypatch)
             np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("most_kept", [2**26, 2**6])
+def test_second_derivatives_are_kept_between_products_where_there_is_room(most_kept, monkeypatch):
+    """A product that computes them again evaluates the addends, which take exponentials."""
+    expectation = Expectation.of(made("logistic").addends, float)
+    gaussian, way = some_gaussian(3, 0.1), some_gaussian(3, 0.1, seed=1)
+    expected = jax.jit(lambda: jax.jvp(jax.grad(expectation), (gaussian,), (way,))[1])()
+    monkeypatch.setattr(expectations, "MOST_KEPT", most_kept)
+    product = jax.linearize(jax.grad(expectation), gaussian)[1]
+    for one, other in zip(jax.tree.leaves(product(way)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-12)
+    names = {equation.primitive.name for equation in equations(jax.make_jaxpr(product)(way).jaxpr)}
+    assert ("exp" in names) is (most_kept == 2**6)
+
+
 def test_rows_that_see_nearly_the_same_coordinates_share_them():
     """Features with zeros are a dense matrix; who plays against whom is not."""
     features = np.random.default_rng(0).normal(size=(30, 5))
@@ -613,7 +628,7 @@ def test_an_elbo_that_draws_contradict_is_told(monkeypatch):
     model = made("gaussian")
     result = quell.fit(model, quell.FullRank(model.dim), key=jax.random.key(0))
     assert not any("draws say" in text for text in result.warnings)
-    monkeypatch.setitem(result.__dict__, "_quadrature", (result.final_elbo.value + 50.0, 0.0))
+    monkeypatch.setitem(result.__dict__, "_quadrature", (result.final_elbo.value + 50.0, Missed(0.0, 0.0)))
     del result.__dict__["warnings"], result.__dict__["final_elbo"]
     assert any("The ELBO without sampling is" in text for text in result.warnings)
 

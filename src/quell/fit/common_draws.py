@@ -326,27 +326,26 @@ class ExactElbo(eqx.Module):
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
         origin = self.problem.family.geometry.origin(params)
-        value, grad = _value_and_slope(self.problem, params, origin)
+        value, grad = _value_and_slope(self, params, origin)
         return LocalElbo(value, grad, origin, jnp.zeros_like(value))
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""
         origin = self.problem.family.geometry.origin(params)
-        return jax.linearize(lambda at: _value_and_slope(self.problem, params, at)[1], origin)[1]
+        return jax.linearize(lambda at: _value_and_slope(self, params, at)[1], origin)[1]
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points."""
         return _heights(self.problem, points)
 
-
-def _elbo_at(problem: Problem, params: PyTree, at: PyTree) -> Float[Array, ""]:
-    """At a point of the chart around the parameters."""
-    return exact_elbo(problem, problem.family.geometry.chart(params, at))
+    def _at(self, params: PyTree, at: PyTree) -> Float[Array, ""]:
+        return exact_elbo(self.problem, self.problem.family.geometry.chart(params, at))
 
 
 @compiled_part
-def _value_and_slope(problem: Problem, params: PyTree, at: PyTree) -> tuple[Float[Array, ""], PyTree]:
-    return jax.value_and_grad(_elbo_at, argnums=2)(problem, params, at)
+def _value_and_slope(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[Float[Array, ""], PyTree]:
+    """The work of a step; a product with the Hessian is its derivative."""
+    return jax.value_and_grad(objective._at, argnums=1)(params, at)
 
 
 @compiled_part
