@@ -12,6 +12,8 @@ import numpyro.distributions as dist
 import pytest
 
 import quell
+from quell.diagnostics.densities import score_sample
+from quell.families import draw_latents
 from quell.fit.family_choice import LARGEST_FULL_RANK, choose_family
 
 RNG = np.random.default_rng(0)
@@ -239,6 +241,83 @@ def test_corrected_draws_of_one_key_are_the_same():
     result = quell.fit(skewed(0.1), key=jax.random.key(0))
     one, other = (result.sample_flat(jax.random.key(3), 50, corrected=True) for _ in range(2))
     np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one, result.sample_flat(jax.random.key(4), 50, corrected=True))
+
+
+@pytest.fixture(scope="module")
+def correctable():
+    """Eight schools, not centred, where draws of the fit are worth half of as many of the posterior."""
+    effect, error = jnp.array([28.0, 8, -3, 7, -1, 1, 18, 12]), jnp.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def schools(effect, error):
+        mean, scale = numpyro.sample("mean", dist.Normal(0, 5)), numpyro.sample("scale", dist.HalfCauchy(5))
+        with numpyro.plate("schools", 8):
+            raw = numpyro.sample("raw", dist.Normal(0, 1))
+            numpyro.sample("effect", dist.Normal(mean + scale * raw, error), obs=effect)
+
+    return quell.fit(schools, effect, error, key=jax.random.key(0))
+
+
+def test_draws_are_corrected_unasked_where_that_brings_them_nearer(correctable):
+    """The mean of the scale is 3.6 by long runs of NUTS."""
+    assert correctable.corrects
+    assert "draws are corrected" in repr(correctable)
+    key = jax.random.key(1)
+    default, corrected, plain = (
+        correctable.sample(key, 4_000, **options)["scale"]
+        for options in ({}, {"corrected": True}, {"corrected": False})
+    )
+    np.testing.assert_array_equal(default, corrected)
+    assert abs(default.mean() - 3.6) < 0.15 < 0.3 < abs(plain.mean() - 3.6)
+    flat = correctable.sample_flat(key, 4_000, corrected=False)
+    np.testing.assert_array_equal(flat, draw_latents(key, correctable.problem.family, correctable.params, 4_000))
+    default, plain = (correctable.summary(key, 4_000, **options) for options in ({}, {"corrected": False}))
+    assert default.as_dict()["scale"]["mean"] > plain.as_dict()["scale"]["mean"] + 0.2
+    compiled = jax.jit(lambda key: correctable.sample(key, 10)["scale"])(key)
+    assert compiled.shape == (10,), "within another program they are those of the fit"
+
+
+def test_arviz_has_corrected_draws_without_the_density_that_they_do_not_have(correctable):
+    pytest.importorskip("arviz")
+    corrected, plain = (correctable.to_arviz(num=500, corrected=each) for each in (None, False))
+    assert corrected["posterior"].attrs["corrected"] == 1
+    assert set(corrected["sample_stats"]) == {"lp"}
+    assert set(plain["sample_stats"]) == {"lp", "log_q"}
+    latents = correctable.sample_flat(jax.random.key(0), 500)
+    lp = jax.vmap(correctable.problem.model.log_joint)(latents)
+    np.testing.assert_allclose(corrected["sample_stats"]["lp"].to_numpy()[0], lp, rtol=1e-9)
+
+
+def test_where_weights_are_even_or_many_rows_hide_them_draws_are_those_of_the_fit(monkeypatch, correctable):
+    close = quell.fit(skewed(0.02), key=jax.random.key(0))
+    assert close.final_khat.effective > 0.99
+    assert not close.corrects
+    bad = dataclasses.replace(correctable.final_khat, value=0.8)
+    assert not bad.is_correctable
+    many = dataclasses.replace(correctable, lost_draws=0.0)  # nothing is cached on it
+    monkeypatch.setattr("quell.diagnostics.densities.MOST_VALUES", 1000)
+    assert not many.corrects
+    assert "final_khat" not in many.__dict__, "it would take long"
+    assert not dataclasses.replace(correctable, has_khat=False).corrects
+
+
+def test_a_few_draws_without_a_density_are_left_out_of_corrected_ones(monkeypatch, correctable):
+    lost = {"share": 0.005}
+
+    def without_some(*given):
+        sample = score_sample(*given)
+        num = round(lost["share"] * sample.log_p.size)
+        gone = np.where(np.arange(sample.log_p.size) < num, np.nan, sample.log_p)
+        return dataclasses.replace(sample, log_p=gone)
+
+    monkeypatch.setattr("quell.diagnostics.corrected.score_sample", without_some)
+    key = jax.random.key(1)
+    found = correctable.sample_flat(key, 500)
+    gone = score_sample(key, correctable.problem, correctable.params, 10_000).latents[:50]
+    assert not np.isin(np.asarray(found)[:, 0], np.asarray(gone)[:, 0]).any()
+    lost["share"] = 0.02
+    with pytest.raises(ValueError, match="not finite at some draws"):
+        correctable.sample_flat(key, 500)
 
 
 # The posterior itself

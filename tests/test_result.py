@@ -120,7 +120,7 @@ def test_densities_do_not_depend_on_the_chunks(function, monkeypatch, key):
     monkeypatch.setattr(densities, "DATA_CHUNK", 5)
     monkeypatch.setattr(densities, "_CELLS", 20)
     found = densities.score_sample(key, function.problem, function.params, 27)
-    latents = function.sample_flat(key, 27)
+    latents = function.sample_flat(key, 27, corrected=False)
     model, family = function.problem.model, function.problem.family
     log_p = [jnp.sum(model.log_likelihood(z, model.data)) + model.prior.log_prob(z) for z in latents]
     log_q = [family.log_prob(function.params, z) for z in latents]
@@ -232,11 +232,11 @@ def test_skipped_steps_are_told():
 @pytest.fixture(scope="module")
 def data(function):
     pytest.importorskip("xarray")
-    return function.to_arviz(jax.random.key(1), 60)
+    return function.to_arviz(jax.random.key(1), 60, corrected=False)
 
 
 def test_the_groups_of_arviz(function, data):
-    sample = function.sample(jax.random.key(1), 60)
+    sample = function.sample(jax.random.key(1), 60, corrected=False)
     np.testing.assert_array_equal(data["posterior"]["slope"], np.asarray(sample["slope"])[None])
     np.testing.assert_array_equal(data["posterior"]["a.b"], np.asarray(sample["a/b"])[None])
     assert data["posterior"]["slope"].dims == ("chain", "draw", "slope_dim_0")
@@ -260,6 +260,7 @@ def test_the_attributes_of_arviz(function, data):
     assert attributes["seconds"] == 1.5
     assert attributes["khat"] == khat.value
     assert attributes["khat_threshold"] == khat.threshold
+    assert attributes["corrected"] == 0
 
 
 def test_arviz_can_work_with_it_and_keep_it(data, tmp_path):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from quell.core.checks import check_count, check_key
 from quell.core.version import VERSION
-from quell.diagnostics.densities import log_likelihoods, score_sample
+from quell.diagnostics.densities import log_likelihoods
 from quell.diagnostics.khat import khat_of
 from quell.diagnostics.pareto import LEAST
 from quell.diagnostics.summary import named_leaves
@@ -28,27 +28,37 @@ AT_ONCE = 1_000_000
 """Of them that are computed at once, where they have names."""
 
 
-def to_arviz(result: FitResult, key: Key[Array, ""], num: int, *, log_likelihood: bool | None = None) -> Any:
+def to_arviz(
+    result: FitResult,
+    key: Key[Array, ""],
+    num: int,
+    *,
+    log_likelihood: bool | None = None,
+    corrected: bool | None = None,
+) -> Any:
     """ArviZ groups with the samples and the history of a fit; `FitResult.to_arviz` documents them."""
     check_key(key)
     check_count("num", num, least=LEAST)
     _arviz()
     import xarray
 
-    sample = score_sample(key, result.problem, result.params, num)
-    khat, model, latents = khat_of(sample, result.problem.family), result.problem.model, sample.latents
+    corrected = result.corrects if corrected is None else corrected
+    sample, model = result.scored_sample(key, num, corrected=corrected), result.problem.model
+    khat = result.final_khat if corrected else khat_of(sample, result.problem.family)
+    densities = {"lp": sample.log_p} | ({} if corrected else {"log_q": sample.log_q})
     attributes = {
         "inference_library": "quell",
         "inference_library_version": VERSION,
         "khat": khat.value,
         "khat_threshold": khat.threshold,
+        "corrected": int(corrected),
         "status": result.status.name.lower(),
         "seconds": result.seconds.total,
     }
     stores = log_likelihood or (log_likelihood is None and num * _num_log_likelihoods(model) <= AFFORDABLE)
     groups = {
-        **posterior_groups(model, latents, log_likelihood=stores),
-        "sample_stats": xarray.Dataset({"lp": _one_chain(sample.log_p), "log_q": _one_chain(sample.log_q)}),
+        **posterior_groups(model, sample.latents, log_likelihood=stores),
+        "sample_stats": xarray.Dataset({name: _one_chain(one) for name, one in densities.items()}),
         "fit": _fit(result.history, result.gradient),
     }
     return as_groups({name: group.assign_attrs(attributes) for name, group in groups.items()})

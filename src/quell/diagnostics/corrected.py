@@ -6,19 +6,22 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.checks import check_count, check_key
-from quell.diagnostics.densities import sample_size, score_sample
+from quell.core.tiers import tiered_jit
+from quell.diagnostics.densities import ScoredSample, sample_size, score_sample
 from quell.diagnostics.khat import Khat
 from quell.diagnostics.pareto import psis
 from quell.evaluation import Problem
+from quell.fit.common_draws import MOST_LOST
 
 OVERSAMPLING = 10
 """Draws of the fit for each that is asked for, at least: so that few of them come twice."""
 
+_ORDER = 2**32 - 1
+"""Folded into the key for the order of the draws; the draws themselves are of the key."""
 
-def corrected_latents(
-    key: Key[Array, ""], problem: Problem, params: PyTree, num: int, khat: Khat
-) -> Float[np.ndarray, "sample latent"]:
-    r"""Flat draws of the posterior, taken out of more draws of the fit by Pareto-smoothed importance weights.
+
+def corrected_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num: int, khat: Khat) -> ScoredSample:
+    r"""Draws of the posterior, taken out of more draws of the fit by Pareto-smoothed importance weights.
 
     Systematic resampling, in random order: a draw of weight \(w\) comes \(nw\) times, rounded up or down.
 
@@ -40,19 +43,23 @@ def corrected_latents(
     """
     check_key(key)
     check_count("num", num)
-    sample_key, order_key = jax.random.split(key)
     if not khat.is_good:
         raise ValueError(
             f"Corrected draws need a k-hat of at most {khat.threshold:.2f}, got {khat.value:.2f}: {khat.advice} "
             "`result.nuts(key)` draws from the posterior itself."
         )
-    latents, weights = _weighted(sample_key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
+    sample, weights = _weighted(key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
     if not np.all(np.isfinite(weights)):
         raise ValueError("The log density is not finite at some draws; see `quell.check_model(model)`.")
-    order = np.random.default_rng(np.asarray(jax.random.bits(order_key, (4,))))
+    order = np.random.default_rng(np.asarray(_order_bits(key)))
     heights = np.cumsum(weights)
     levels = (np.arange(num) + order.random()) / num * heights[-1]
-    return latents[order.permutation(np.searchsorted(heights, levels))]
+    return sample.taken(order.permutation(np.searchsorted(heights, levels)))
+
+
+@tiered_jit
+def _order_bits(key: Key[Array, ""]) -> Array:
+    return jax.random.bits(jax.random.fold_in(key, _ORDER), (4,))
 
 
 def weighted_std(key: Key[Array, ""], problem: Problem, params: PyTree) -> tuple[Float[np.ndarray, "latent"], float]:
@@ -63,14 +70,17 @@ def weighted_std(key: Key[Array, ""], problem: Problem, params: PyTree) -> tuple
         problem: model and family.
         params: of the family.
     """
-    latents, weights = _weighted(key, problem, params, sample_size(problem))
-    weights = weights / weights.sum()
+    sample, weights = _weighted(key, problem, params, sample_size(problem))
+    latents = np.asarray(sample.latents)
     return np.sqrt(weights @ (latents - weights @ latents) ** 2), float(1 / np.sum(weights**2))
 
 
 def _weighted(
     key: Key[Array, ""], problem: Problem, params: PyTree, num: int
-) -> tuple[Float[np.ndarray, "sample latent"], Float[np.ndarray, "sample"]]:
-    """Draws of the fit and their smoothed weights, which are not normalised."""
+) -> tuple[ScoredSample, Float[np.ndarray, "sample"]]:
+    """Draws of the fit and their smoothed weights, whose sum is one; a few without a density are left out."""
     sample = score_sample(key, problem, params, num)
-    return np.asarray(sample.latents), np.exp(psis(sample.log_ratios, resolution=sample.resolution).log_weights)
+    ratios = sample.log_ratios
+    if np.mean(np.isnan(ratios)) <= MOST_LOST:
+        ratios = np.where(np.isnan(ratios), -np.inf, ratios)
+    return sample, np.exp(psis(ratios, resolution=sample.resolution).log_weights)

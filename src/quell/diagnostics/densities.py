@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from quell.core.checks import check_count, check_key
 from quell.core.tiers import tiered_jit
@@ -45,6 +45,16 @@ class ScoredSample:
     def log_ratios(self) -> Float[np.ndarray, "sample"]:
         """Log importance ratios."""
         return self.log_p - self.log_q
+
+    def taken(self, places: Int[np.ndarray, "taken"]) -> "ScoredSample":
+        """Some of the samples."""
+        latents = jax.device_put(np.asarray(self.latents)[places])
+        return ScoredSample(latents, self.log_p[places], self.log_q[places], self.resolution)
+
+
+def is_quick(problem: Problem) -> bool:
+    """Whether data are so few that draws are scored unasked."""
+    return LEAST_DRAWS * problem.model.num_data < MOST_VALUES
 
 
 def sample_size(problem: Problem) -> int:

@@ -21,6 +21,9 @@ _COARSE = 0.5
 """Nats of rounding in a log density beyond which importance ratios say nothing."""
 
 
+LARGEST_SHIFT = 0.1
+"""Standard deviations that an expectation under the fitted distribution may be off without draws being corrected."""
+
 SIMILAR = 0.9
 """Share of the draws that importance sampling is worth, beyond which the ratios differ so little that the cut of their
 tail may lie among typical ones: then more draws decide."""
@@ -54,6 +57,15 @@ class Khat:
     def is_good(self) -> bool:
         """Whether the value is within the threshold."""
         return self.value <= self.threshold
+
+    @property
+    def is_correctable(self) -> bool:
+        r"""Whether importance weights are reliable, and may bring draws nearer to the posterior.
+
+        By Cauchy and Schwarz no expectation is off by more than \((1/e - 1)^{1/2}\) of its standard deviations, where
+        \(e\) is the effective share. K-hat itself says how reliable the weights are, and not how much they change.
+        """
+        return self.is_good and self.effective < 1.0 / (1.0 + LARGEST_SHIFT**2)
 
     @property
     def is_open(self) -> bool:
@@ -159,8 +171,8 @@ def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:
         return f"The fitted distribution is close to the posterior. {_UNSEEN}"
     if value <= threshold:
         return (
-            "The fitted distribution is near the posterior but misses some of its tails. Importance sampling can "
-            "correct means and standard deviations; `to_arviz` has the samples and their log densities."
+            "The fitted distribution is near the posterior but misses some of its tails. Importance weights correct "
+            "draws and summaries: unasked where data are few, else with `corrected=True`."
         )
     if value <= 1.0:
         return (

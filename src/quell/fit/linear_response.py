@@ -199,11 +199,11 @@ class LinearResponse:
 
     def sample(self, key: Key[Array, ""], num: int) -> Any:
         """Draw latents with this covariance, on the scale their user reads, with a leading axis."""
-        return self._checked.sample(key, num)
+        return self._checked.sample(key, num, corrected=False)
 
     def summary(self, key: Key[Array, ""] | None = None, num: int = 1000) -> "Summary":
         """As that of the result, with this covariance."""
-        return self._checked.summary(key, num)
+        return self._checked.summary(key, num, corrected=False)
 
     def khat(self, key: Key[Array, ""] | None = None, num: int | None = None) -> "Khat":
         """How far the Gaussian with this covariance can be trusted."""
@@ -211,7 +211,7 @@ class LinearResponse:
 
     def to_arviz(self, key: Key[Array, ""] | None = None, num: int = 1000) -> Any:
         """As that of the result, with draws of this covariance."""
-        return self._checked.to_arviz(key, num)
+        return self._checked.to_arviz(key, num, corrected=False)
 
     def of(self, quantities: Callable[[Any], Any], key: Key[Array, ""] | None = None) -> Response:
         """Mean and standard deviation of functions of the latent, however many coordinates that has.

@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Key, PyTree
 
 from quell.core.estimate import Estimate, mean_of
@@ -157,32 +158,65 @@ class FitResult(eqx.Module):
         self._check_moments("std")
         return self.problem.model.unravel(jnp.sqrt(self.problem.family.variance(self.params)))
 
-    def sample(self, key: Key[Array, ""], num: int, *, corrected: bool = False) -> Any:
-        """Draw latents from the fitted distribution, on the scale their user reads, with a leading axis.
+    @functools.cached_property
+    def corrects(self) -> bool:
+        """Whether draws are corrected unasked, because that brings them nearer to the posterior.
+
+        It does where k-hat is good, and importance weights are so uneven that some expectation may be off by a tenth of
+        its standard deviation. Where data are more than some 16,000, or k-hat is not wanted, that is not known.
+        """
+        from quell.diagnostics.densities import is_quick
+
+        is_known = self.is_here and self.has_khat and is_quick(self.problem)
+        return is_known and self.final_khat.is_correctable
+
+    def sample(self, key: Key[Array, ""], num: int, *, corrected: bool | None = None) -> Any:
+        """Draw latents from the posterior, as near as the fit comes, on the scale their user reads.
 
         Args:
             key: for the draws.
-            num: of them.
-            corrected: draw from the posterior instead, by importance resampling with Pareto-smoothed weights. The
-                draws are worth `final_khat.effective` of as many independent ones. Refused where k-hat is too large.
+            num: of them; their leading axis.
+            corrected: whether they are draws of the fitted distribution, or of the posterior by importance resampling
+                with Pareto-smoothed weights; by default as `corrects` says, and not within `jax.jit`. Corrected draws
+                are worth `final_khat.effective` of as many independent ones, and are refused where k-hat is too large.
         """
         return _constrained(self.problem.model, self.sample_flat(key, num, corrected=corrected))
 
-    def sample_flat(self, key: Key[Array, ""], num: int, *, corrected: bool = False) -> Float[Array, "sample latent"]:
+    def sample_flat(
+        self, key: Key[Array, ""], num: int, *, corrected: bool | None = None
+    ) -> Float[Array, "sample latent"]:
         """Draw flat latents, as `sample` does."""
-        if not corrected:
+        if not self._corrects(key, corrected):
             return draw_latents(key, self.problem.family, self.params, num)
-        from quell.diagnostics.corrected import corrected_latents
+        return self._corrected(key, num).latents
 
-        return jax.device_put(corrected_latents(key, self.problem, self.params, num, self.final_khat))
+    def scored_sample(self, key: Key[Array, ""], num: int, *, corrected: bool | None = None) -> "ScoredSample":
+        """Draw flat latents, as `sample` does, with their log densities."""
+        from quell.diagnostics.densities import score_sample
 
-    def summary(self, key: Key[Array, ""] | None = None, num: int = 1000, *, corrected: bool = False) -> "Summary":
+        if not self._corrects(key, corrected):
+            return score_sample(key, self.problem, self.params, num)
+        return self._corrected(key, num)
+
+    def _corrects(self, key: Key[Array, ""], corrected: bool | None) -> bool:
+        if corrected is not None:
+            return corrected
+        return not isinstance(key, Tracer) and self.corrects
+
+    def _corrected(self, key: Key[Array, ""], num: int) -> "ScoredSample":
+        from quell.diagnostics.corrected import corrected_sample
+
+        return corrected_sample(key, self.problem, self.params, num, self.final_khat)
+
+    def summary(
+        self, key: Key[Array, ""] | None = None, num: int = 1000, *, corrected: bool | None = None
+    ) -> "Summary":
         """Mean, standard deviation and quantiles of every number of the latent, on the scale its user reads.
 
         Args:
             key: for the samples; a fixed one by default.
             num: samples; the error of a mean is the standard deviation over the root of their number.
-            corrected: of the posterior instead, as for `sample`.
+            corrected: as for `sample`.
         """
         from quell.diagnostics import summarise
 
@@ -272,26 +306,33 @@ class FitResult(eqx.Module):
         return estimate_khat(_or_fixed(key), self.problem, self.params, num=num)
 
     def to_arviz(
-        self, key: Key[Array, ""] | None = None, num: int = 1000, *, log_likelihood: bool | None = None
+        self,
+        key: Key[Array, ""] | None = None,
+        num: int = 1000,
+        *,
+        log_likelihood: bool | None = None,
+        corrected: bool | None = None,
     ) -> Any:
         """Samples and history for ArviZ.
 
-        The group `posterior` has the values of `sample`, by name; `sample_stats` has `lp` and `log_q`, the log
-        densities under p and q; `fit` has the history; `log_likelihood` has that of each datum, or by PyMC's observed
-        variables that of each event. The attributes tell status, seconds, k-hat and quell's version.
+        The group `posterior` has the values of `sample`, by name; `sample_stats` has `lp` and, where draws are not
+        corrected, `log_q`, the log densities under p and q; `fit` has the history; `log_likelihood` has that of each
+        datum, or by PyMC's observed variables that of each event. The attributes tell status, seconds, k-hat and
+        quell's version.
 
         Args:
             key: for the samples; a fixed one by default.
             num: samples, at least 25.
             log_likelihood: whether to store that of each datum at each sample; by default where these are at most ten
                 million numbers.
+            corrected: as for `sample`.
 
         Returns:
             An `InferenceData` of ArviZ before 1.0, a `DataTree` of xarray from then on.
         """
         from quell.adapters.arviz import to_arviz
 
-        return to_arviz(self, _or_fixed(key), num, log_likelihood=log_likelihood)
+        return to_arviz(self, _or_fixed(key), num, log_likelihood=log_likelihood, corrected=corrected)
 
     def report(self, path: str | os.PathLike[str], *, key: Key[Array, ""] | None = None, seconds: float = 30.0) -> Path:
         """Write one self-contained HTML page about the fit: figures, tables and advice in words.
@@ -318,7 +359,8 @@ class FitResult(eqx.Module):
             how = "exact" if self.final_elbo.is_exact else "on fresh draws"
             measured = [f"  elbo     {self.final_elbo} ({how}){left}"]
         if self.is_here and self.has_khat:
-            measured.append(f"  k-hat    {self.final_khat.value:.2f}, good up to {self.final_khat.threshold:.2f}")
+            then = "; draws are corrected" if self.corrects else ""
+            measured.append(f"  k-hat    {self.final_khat.value:.2f}, good up to {self.final_khat.threshold:.2f}{then}")
         work = f", {self.num_gradients:,} gradients" if self.num_gradients else ""
         lines = [
             f"FitResult({problem.family!r} for {problem.model!r})",

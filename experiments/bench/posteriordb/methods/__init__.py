@@ -7,7 +7,6 @@ from experiments.bench.posteriordb.methods.base import Method
 
 METHODS = {
     "quell": "quell_fits.full_rank",
-    "quell-corrected": "quell_fits.corrected",
     "quell-mf": "quell_fits.mean_field",
     "quell-mf-response": "quell_fits.linear_response",
     "quell-flow": "quell_fits.flow",

@@ -19,9 +19,8 @@ def run(
     family_name: str,
     *,
     with_response: bool = False,
-    is_corrected: bool = False,
 ) -> Run:
-    """One family; on request with draws of linear response, or with corrected ones where k-hat allows them."""
+    """One family; on request with draws of linear response."""
     model = quell.from_numpyro(port.model, *port.args)
     watch.mark("read")
 
@@ -31,13 +30,12 @@ def run(
         jax.block_until_ready(result.params)
         return result, drawn_from
 
-    def draw(result: Any, drawn_from: Any, number: int, num: int) -> dict[str, Any]:
-        options = {"corrected": True} if is_corrected and result.final_khat.is_good else {}
-        return drawn_from.sample(jax.random.fold_in(key, number), num, **options)
+    def draw(drawn_from: Any, number: int, num: int) -> dict[str, Any]:
+        return drawn_from.sample(jax.random.fold_in(key, number), num)
 
-    found = result, _ = fit(key)
+    result, drawn_from = fit(key)
     watch.mark("fit")
-    as_arrays(draw(*found, 1, NUM_DRAWS), port)
+    as_arrays(draw(drawn_from, 1, NUM_DRAWS), port)
     watch.mark("draws")
 
     def evaluate() -> Fitted:
@@ -54,18 +52,17 @@ def run(
         }
         if result.choice is not None:
             facts |= {"chosen": result.choice.reason, "base": result.choice.base}
-        if is_corrected:
-            facts |= {"is_corrected": bool(result.final_khat.is_good), "effective": result.final_khat.effective}
-        return Fitted(draw(*found, 2, NUM_EVALUATED), facts)
+        if result.corrects and not with_response:
+            facts["effective"] = result.final_khat.effective  # of draws that are corrected
+        return Fitted(draw(drawn_from, 2, NUM_EVALUATED), facts)
 
     def again(key: jax.Array) -> None:
-        as_arrays(draw(*fit(key), 1, NUM_DRAWS), port)
+        as_arrays(draw(fit(key)[1], 1, NUM_DRAWS), port)
 
     return Run(evaluate, again)
 
 
 full_rank = functools.partial(run, family_name="FullRank")
-corrected = functools.partial(run, family_name="FullRank", is_corrected=True)
 mean_field = functools.partial(run, family_name="MeanField")
 linear_response = functools.partial(run, family_name="MeanField", with_response=True)
 flow = functools.partial(run, family_name="Flow")

@@ -56,7 +56,7 @@ def sampler_and_starts(
         postprocess_fn=model.constrain,
         progress_bar=False,
     )
-    starts = result.sample_flat(key, num_chains)
+    starts = result.sample_flat(key, num_chains, corrected=False)
     return mcmc, starts[0] if num_chains == 1 else starts
 
 
