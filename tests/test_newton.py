@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newton steps on common random numbers: the pieces against exact ones, the fits against what is known of them."""
 
+import dataclasses
 import functools
 import importlib
 import itertools
@@ -18,9 +19,9 @@ from numpyro_models import CENTRED
 from quell.fit import attempts
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo, noise_of_block, whitened_noise
 from quell.fit.gap import measure_gap
-from quell.fit.newton import Newton
+from quell.fit.newton import CURVATURE_BLOCKS, Newton, Phase
 from quell.fit.plan import FitPlan
-from quell.fit.starts import NARROWER, WIDER, Starts, elsewhere, other_scale
+from quell.fit.starts import NARROWER, WIDER, Starts, climbs_after, elsewhere, other_scale
 from quell.fit.trust_region import trust_step
 from quell.models.linear import LinearPredictor
 from quell.models.linear_data import LinearData
@@ -555,19 +556,51 @@ def test_other_starts_are_wider_or_narrower(name, factor, monkeypatch):
         np.testing.assert_allclose(two, factor**power * one)
 
 
-def test_with_many_coordinates_other_starts_are_near_the_mode(monkeypatch):
-    """Though the density or its slope is not finite where many of them begin to climb."""
-    monkeypatch.setattr(importlib.import_module("quell.fit.common_draws"), "LARGEST_WHITENED", 2)
+@pytest.mark.parametrize("largest_whitened", [2, 3], ids=["many coordinates", "few coordinates"])
+def test_other_starts_climb_to_the_mode(monkeypatch, largest_whitened):
+    """Though the density or its slope is not finite where many begin to climb; of few coordinates every other does."""
+    monkeypatch.setattr(importlib.import_module("quell.fit.common_draws"), "LARGEST_WHITENED", largest_whitened)
 
     def log_likelihood(z, y):
         return jnp.where(z[2] < 0, jnp.nan, -0.5 * jnp.sum((z - y) ** 2, axis=-1) - 1e200 * jnp.maximum(-z[1] - 1.5, 0))
 
     model = quell.Model(log_likelihood, quell.NormalPrior(), jnp.array([[1.0, -2.0, 3.0]]), 3)
-    family = FAMILIES["mean-field"]
+    family, mode = FAMILIES["mean-field"], jnp.array([0.5, -1.0, 1.5])
     objective = CommonDraws.of(quell.Problem(model, family))
-    found = [elsewhere(jax.random.key(seed), objective, family.init()).loc for seed in range(2)]
-    np.testing.assert_allclose(found, jnp.broadcast_to(jnp.array([0.5, -1.0, 1.5]), (2, 3)), atol=0.05)
+
+    def locations(climbs):
+        return [elsewhere(jax.random.key(seed), objective, family.init(), climbs).loc for seed in range(2)]
+
+    found = locations(jnp.asarray(True))
+    np.testing.assert_allclose(found, jnp.broadcast_to(mode, (2, 3)), atol=0.05)
     assert not np.array_equal(*found)
+    from_box = np.abs(np.stack(locations(jnp.asarray(False))) - mode).max()
+    assert bool(from_box < 0.05) is (largest_whitened == 2), "of many coordinates all climb"
+    assert [bool(climbs_after(jnp.asarray(ended))) for ended in range(5)] == [False, False, True, False, True]
+
+
+def test_products_of_a_long_round_see_some_of_its_draws():
+    problem = quell.Problem(quadratic()[1], quell.MeanField(3))
+    seen = []
+
+    class Watched(CommonDraws):
+        def product(self, params, draws):
+            jax.debug.callback(lambda blocks: seen.append(int(blocks)), draws.blocks)
+            return super().product(params, draws)
+
+    objective = CommonDraws.of(problem)
+    watched = Watched(objective.problem, objective.pairs, objective.few, objective.is_smooth)
+    newton = Newton(quell.Gradient(problem), watched, 0.01)
+    state = newton.init()
+    for blocks in (4, CURVATURE_BLOCKS, 10 * CURVATURE_BLOCKS):
+        draws = Draws(jnp.asarray(1, jnp.uint32), jnp.asarray(blocks), jnp.asarray(watched.pieces))
+        here = watched.around(state.params, draws)
+        now = state.optimizer._replace(phase=jnp.asarray(Phase.MOVE, jnp.int32), draws=draws, here=here)
+        after, _ = newton.step(jax.random.key(0), dataclasses.replace(state, optimizer=now))
+        assert after.optimizer.draws.blocks == blocks
+        assert after.optimizer.here.value > here.value
+    jax.effects_barrier()
+    assert seen == [4, CURVATURE_BLOCKS, CURVATURE_BLOCKS]
 
 
 # What must be right, or told

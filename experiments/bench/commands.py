@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m experiments.bench`: the benchmark against peers; `posteriordb` and `large` beside it."""
+"""`python -m experiments.bench`: the benchmark against peers; `posteriordb`, `large` and `proof` beside it."""
 
 import dataclasses
 import json
@@ -21,6 +21,7 @@ from experiments.bench.plan import Plan
 from experiments.bench.plots import draw_gaps
 from experiments.bench.posteriordb.commands import posteriordb
 from experiments.bench.problems import DEFAULT_NAMES, NAMES
+from experiments.bench.proof import page, proof
 from experiments.bench.report import Report
 from experiments.common.options import CELLS, DataDir, check_counts, check_out, say, say_left_out, split_names
 from experiments.common.store import Store
@@ -34,6 +35,8 @@ _QUICK_BUDGET = 3
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(posteriordb)
 app.command()(large)
+app.command()(proof)
+app.command()(page)
 
 
 @app.callback(invoke_without_command=True)

@@ -18,15 +18,13 @@ from rich.table import Table
 from experiments.bench.large.compare import LARGEST_RHAT, compare, moment_errors
 from experiments.bench.large.methods import DEFAULTS, METHODS, REFERENCE, load
 from experiments.bench.large.models import MILLION_ROWS, MODELS
+from experiments.bench.page import LARGE, write_results
 from experiments.bench.posteriordb.commands import is_installed
-from experiments.common import page
 from experiments.common.experiment import AbstractExperiment
 from experiments.common.options import check_counts, check_out, split_names
 from experiments.common.progress import run_all
 from quell.cli.common import Seed, output_console
-from quell.core.atomic import write_atomically
 
-_TEMPLATE = Path(__file__).with_name("page.html")
 _JUDGED_WITHIN = 600
 """Seconds for the ELBOs of a run, off its clock."""
 
@@ -138,12 +136,11 @@ def large(
     ]
     results = run_all(experiments, out, num_workers=1)
     records = with_errors(results)
-    text = json.dumps({"records": records}, indent=1) + "\n"
-    write_atomically(out / "large.json", lambda file: file.write(text.encode()))
+    written = write_results(LARGE, records, out)
     console = output_console()
     for name in names:
         console.print(render(name, [record for record in records if record["model"] == name]))
-    console.print(f"Written to {out / 'large.json'} and {write_page(records, out)}")
+    console.print(f"Written to {' and '.join(map(str, written))}")
 
 
 def with_errors(results: list[LargeResult]) -> list[dict[str, Any]]:
@@ -160,17 +157,6 @@ def with_errors(results: list[LargeResult]) -> list[dict[str, Any]]:
             record = {**record, "errors": moment_errors(found, reference)}
         records.append(record)
     return records
-
-
-def write_page(records: list[dict[str, Any]], folder: Path) -> Path:
-    """Write `large.html`."""
-    names = list(dict.fromkeys(record["model"] for record in records))
-    groups = {name: [record for record in records if record["model"] == name] for name in names}
-    dims = {name: next((one["dim"] for one in group if one.get("dim")), None) for name, group in groups.items()}
-    models = [{"name": name, "dim": dims[name], "rows": compare(group)} for name, group in groups.items()]
-    path = folder / "large.html"
-    page.write_page(_TEMPLATE, path, {"models": models})
-    return path
 
 
 def render(name: str, records: list[dict[str, Any]]) -> Table:

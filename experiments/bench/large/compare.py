@@ -82,3 +82,20 @@ def moment_errors(found: Mapping[str, np.ndarray], reference: Mapping[str, np.nd
         errors |= {"sd_of_some": float(np.median(ratios[places])), "response": float(np.median(of_response))}
         errors["response_largest"] = float(of_response.max())
     return {name: round(value, 4) for name, value in errors.items()}
+
+
+def by_model(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of each model in each run, and what is told about that."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in content["records"]:
+        groups.setdefault((record["model"], record.get("run", "")), []).append(record)
+    about = content.get("about", {}).get("runs", {})
+    return [
+        {
+            "name": name,
+            "run": about.get(run, run),
+            "dim": next((one["dim"] for one in group if one.get("dim")), None),
+            "rows": compare(group),
+        }
+        for (name, run), group in groups.items()
+    ]

@@ -13,15 +13,14 @@ from typing import Annotated, Any, ClassVar
 import typer
 from rich.table import Table
 
+from experiments.bench.page import POSTERIORDB, write_results
 from experiments.bench.posteriordb.accuracy import MEAN_ERRORS, summarise
 from experiments.bench.posteriordb.methods import METHODS, load
-from experiments.bench.posteriordb.page import write_page
 from experiments.bench.posteriordb.source import PosteriorFolder
 from experiments.common.experiment import AbstractExperiment
 from experiments.common.options import check_counts, check_out, say_left_out, split_names
 from experiments.common.progress import run_all
 from quell.cli.common import Seed, bad_parameters, output_console
-from quell.core.atomic import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,9 +82,7 @@ def posteriordb(
     posteriordb: Annotated[Path, typer.Option(help="Folder with reference.json and data/NAME.npz.")],
     methods: Annotated[str, typer.Option(help=f"Of {', '.join(METHODS)}.")] = "quell,quell-mf",
     names: Annotated[str, typer.Option(help="Posteriors, separated by commas; by default all of the folder.")] = "",
-    out: Annotated[Path, typer.Option(help="File of the results, a line of JSON each.")] = Path(
-        "bench/posteriordb.jsonl"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("bench"),
     seed: Seed = 0,
     runs: Annotated[int, typer.Option(help="Fits of each posterior, with seeds from the given one on.")] = 1,
     timeout: Annotated[int, typer.Option(help="Seconds after which a fit is given up.")] = 600,
@@ -99,19 +96,18 @@ def posteriordb(
     check_counts(timeout=timeout, runs=runs)
     if not chosen:
         raise typer.Exit(2)
-    check_out(out.parent)
+    check_out(out)
     experiments = [
         PosteriorExperiment(name, method, str(folder.path), folder.digest(name), seed + run, timeout)
         for run in range(runs)
         for method in chosen
         for name in posteriors
     ]
-    records = [result.record for result in run_all(experiments, out.parent, num_workers=1)]
-    lines = "".join(json.dumps(record) + "\n" for record in records)
-    write_atomically(out, lambda file: file.write(lines.encode()))
+    records = [result.record for result in run_all(experiments, out, num_workers=1)]
+    written = write_results(POSTERIORDB, records, out)
     console = output_console()
     console.print(render(records))
-    console.print(f"Written to {out} and {write_page(records, out.parent)}")
+    console.print(f"Written to {' and '.join(map(str, written))}")
 
 
 def is_installed(method: str, load: Callable[[str], Any]) -> bool:

@@ -1,29 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All methods on one self-contained page: accuracy against seconds, the counts, and every posterior."""
+"""All methods at once: accuracy against seconds, the counts, and every posterior."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from experiments.bench.posteriordb.accuracy import MEAN_ERRORS, summarise
-from experiments.common import page
 from experiments.common.plots import PALETTE, in_all_variants, make_panels
 
 Records = Sequence[dict[str, Any]]
 
 PICTURE = "posteriordb"
-_TEMPLATE = Path(__file__).with_name("page.html")
-_OURS = "quell"
-
-
-def write_page(records: Records, folder: Path) -> Path:
-    """Draw `posteriordb.png` and write `posteriordb.html`, in which it is."""
-    draw_accuracy(records, folder / f"{PICTURE}.png")
-    path = folder / f"{PICTURE}.html"
-    page.write_page(_TEMPLATE, path, variables(records))
-    return path
+_OURS, _REFERENCE = "quell", "nuts"
 
 
 def by_method(records: Records) -> dict[str, list[dict[str, Any]]]:
@@ -34,11 +23,36 @@ def by_method(records: Records) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def variables(records: Records) -> dict[str, Any]:
-    """Variables of the template."""
-    groups = by_method(records)
-    rows = [{"method": name, "is_ours": name.startswith(_OURS), **summarise(group)} for name, group in groups.items()]
-    rows.sort(key=lambda row: (-_share(row, MEAN_ERRORS[0]), row["median_seconds"] or math.inf))
+def rows_of(records: Records) -> list[dict[str, Any]]:
+    """The counts of each method, the most accurate first, with its seconds as a share of NUTS's in the same run."""
+    rows = [
+        {"method": name, "is_ours": name.startswith(_OURS), "of_nuts": _of_nuts(group, records), **summarise(group)}
+        for name, group in by_method(records).items()
+    ]
+    return sorted(rows, key=lambda row: (-_share(row, MEAN_ERRORS[0]), row["median_seconds"] or math.inf))
+
+
+def _of_nuts(group: Records, records: Records) -> float | None:
+    """Median over posteriors."""
+    reference = _median_seconds([record for record in records if record["method"] == _REFERENCE])
+    own = _median_seconds(group)
+    shares = [seconds / reference[key] for key, seconds in own.items() if key in reference]
+    return statistics.median(shares) if shares else None
+
+
+def _median_seconds(records: Records) -> dict[tuple[str | None, str], float]:
+    """By run and posterior, of fits that came to an end."""
+    found: dict[tuple[str | None, str], list[float]] = {}
+    for record in records:
+        if record.get("seconds_total") is not None:
+            found.setdefault((record.get("run"), record["posterior"]), []).append(record["seconds_total"])
+    return {key: statistics.median(seconds) for key, seconds in found.items()}
+
+
+def variables(content: dict[str, Any]) -> dict[str, Any]:
+    """Variables of the template, for records and what is told about their runs."""
+    records = content["records"]
+    groups, rows = by_method(records), rows_of(records)
     names = sorted({record["posterior"] for record in records})
     cells = {name: _cells(group) for name, group in groups.items()}
     order = [row["method"] for row in rows]
@@ -47,6 +61,7 @@ def variables(records: Records) -> dict[str, Any]:
         "errors": [f"{most:g}" for most in MEAN_ERRORS],
         "methods": order,
         "posteriors": [{"name": name, "cells": [cells[method].get(name) for method in order]} for name in names],
+        "runs": content.get("about", {}).get("runs", {}),
         "versions": sorted({str(record["jax"]) for record in records if record.get("jax")}),
     }
 

@@ -43,11 +43,6 @@ MOST_DRAWS, MOST_VALUES_OF_ALL = 2**17, 2**22
 MOST_PARAMS = 100_000
 """With more parameters than this conjugate gradients take too much time and memory, and so does a block of draws."""
 
-TRIED_POINTS, MOST_TRIED_POINTS = 64, 512
-"""Among which another start is chosen; the larger number where the log density is a program that nothing is known of,
-and data are few. On a model of predators and prey 2 of 8 fits ended in the lesser of two optima with 64 points, and
-none of 4, those two among them, with 512."""
-
 VALUES_AT_ONCE = 2**18
 """Of them in memory at a time."""
 
@@ -167,12 +162,9 @@ class CommonDraws(eqx.Module):
         draws = min(MOST_DRAWS, MOST_VALUES_OF_ALL // self.problem.model.num_data)
         return max(2, draws // (2 * self.pairs) // 2 * 2)
 
-    @property
-    def tried_points(self) -> int:
-        """Among which another start is chosen."""
-        return min(MOST_TRIED_POINTS, max(TRIED_POINTS, MOST_VALUES // self.problem.model.num_data))
-
-    def cost(self, draws: Draws, values: Int[Array, ""], products: Int[Array, ""]) -> Float[Array, ""]:
+    def cost(
+        self, draws: Draws, values: Int[Array, ""] | int = 0, products: Int[Array, ""] | int = 0
+    ) -> Float[Array, ""]:
         """Gradients of the log density that values and products take."""
         return (values + 2 * products) * draws.total * float(self.draws_at_once)
 
@@ -309,7 +301,7 @@ class ExactElbo(eqx.Module):
 
     problem: Problem
 
-    is_exact, pieces, first_pieces, tried_points, has_many_coordinates = True, 1, 1, TRIED_POINTS, False
+    is_exact, pieces, first_pieces, has_many_coordinates = True, 1, 1, False
     most_blocks = 2**20
     """Which are all the same."""
 
@@ -319,9 +311,11 @@ class ExactElbo(eqx.Module):
         expectation = self.problem.expectation
         return self.problem.model.num_data if expectation is None else expectation.num_evaluations
 
-    def cost(self, draws: Draws, values: Int[Array, ""], products: Int[Array, ""]) -> Float[Array, ""]:
+    def cost(
+        self, draws: Draws, values: Int[Array, ""] | int = 0, products: Int[Array, ""] | int = 0
+    ) -> Float[Array, ""]:
         """Gradients of the log density that values and products take: one each, though a product takes less time."""
-        return (values + products).astype(jnp.float32)
+        return jnp.asarray(values + products, jnp.float32)
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""

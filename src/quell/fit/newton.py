@@ -17,7 +17,7 @@ from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
 from quell.fit.leaps import LEAP_TRIALS, Leaps
 from quell.fit.line_search import MOST_TRIALS, line_search
 from quell.fit.overfitting import fits_its_draws, is_dear
-from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, elsewhere, halfway, num_tried, other_scale
+from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, climbs_after, elsewhere, halfway, num_tried, other_scale
 from quell.fit.trust_region import MOST_PRODUCTS, MOST_PRODUCTS_ON_DRAWS, TrustStep, inner, trust_step
 from quell.gradient import Gradient, GradientInfo
 
@@ -49,6 +49,10 @@ smaller one is out of reach in single precision."""
 
 FEW = 4.0
 """The noise is measured by as many numbers as there are parameters, and may be this larger over their number."""
+
+CURVATURE_BLOCKS = 16
+"""Most that a product with the Hessian sees. Curvature is known to a few percent then, and with it a step, a gap and a
+noise; more draws would make these the dearest part of a long round."""
 
 FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
@@ -160,6 +164,7 @@ class Newton(eqx.Module):
     Newton steps, and none comes after a Newton step that reaches the top of its model.
 
     The first round is taken from three starts, on the same draws; from more where they end in different optima or none.
+    Of a sampled fit every other start is near the mode, where some points have climbed.
     The best goes on. It is a local optimum nevertheless: modes that no start leads to are not seen.
 
     In a fit it takes the place of a `quell.Algorithm`.
@@ -171,10 +176,12 @@ class Newton(eqx.Module):
         most_starts: that are tried; with none there is no first round, and the parameters given are judged.
         gives_up: whether it ends where it fits its draws, so that sampled gradients can take over.
 
-    Cost: a step takes a gradient and a few products with the Hessian, each on all draws of the round and all data.
+    Cost: a step takes a gradient on all draws of the round and all data, and a few products with the Hessian, on at
+        most sixteen blocks of the draws.
 
     References: Giordano et al. (2024), "Black box variational inference with a deterministic objective", for common
-    random numbers; Steihaug (1983) for the step; Khan & Rue (2023) for the leaps.
+    random numbers; Byrd, Chin, Neveitt & Nocedal (2011) for products on fewer draws; Steihaug (1983) for the step;
+    Khan & Rue (2023) for the leaps.
     """
 
     gradient: Gradient
@@ -228,6 +235,7 @@ class Newton(eqx.Module):
         first = begins & now.starts.are_open
         draws = self._draws(key, now)
         seen = draws._replace(seed=draws.seed + validates.astype(jnp.uint32))
+        curved = draws._replace(blocks=jnp.minimum(draws.blocks, CURVATURE_BLOCKS))
         ways = now.here.noise, now.here.grad
         way = jax.tree.map(lambda noise, grad: jnp.where(measures, noise, jnp.where(evaluates, 0.0, grad)), *ways)
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
@@ -238,7 +246,9 @@ class Newton(eqx.Module):
         solved = jax.lax.cond(
             evaluates | leaps,
             lambda: TrustStep.of_nothing(way),
-            lambda: trust_step(way, self.objective.product(state.params, draws), radius, residual, self._most_products),
+            lambda: trust_step(
+                way, self.objective.product(state.params, curved), radius, residual, self._most_products
+            ),
         )
 
         fewer = jnp.where(begins, now.draws.blocks / draws.blocks, 1.0)  # than now were measured
@@ -323,7 +333,9 @@ class Newton(eqx.Module):
             has_converged=has_converged,
             has_given_up=(is_lost & ~first) | (is_stuck & ~is_near) | is_too_noisy | is_hopeless | is_lonely,
             starts=now.starts._replace(lost=now.starts.lost + (is_lost & first)),
-            num_gradients=now.num_gradients + self.objective.cost(draws, found.trials, solved.products),
+            num_gradients=now.num_gradients
+            + self.objective.cost(draws, found.trials)
+            + self.objective.cost(curved, products=solved.products),
         )
         least = jnp.where(self.objective.is_exact, jnp.maximum(least, hidden), least)
         apart = jnp.where(is_at_top | compares, APART + 2 * least, jnp.inf)
@@ -375,8 +387,9 @@ class Newton(eqx.Module):
         phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
         begun = select(restarts, other_scale(problem.family, self.objective, params.loc.dtype), starts.params)
-        new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun), lambda: params)
-        tried = jnp.where(moves_on, num_tried(self.objective), 0)
+        climbs = climbs_after(starts.ended)
+        new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun, climbs), lambda: params)
+        tried = jnp.where(moves_on, num_tried(self.objective, climbs), 0)
         params = select(meets, between, select(closes, starts.params, new))
         return params, after._replace(
             phase=phase,

@@ -15,7 +15,7 @@ from quell.core.trees import select
 from quell.families import AbstractFamily
 from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo, log_joints
 
-START_BOX = (-2.0, 2.0)
+START_BOX, TRIED_POINTS = (-2.0, 2.0), 64
 """The location of another start is the point of highest density among some that are drawn from a box."""
 
 MOST_LOST_STARTS = 100
@@ -31,8 +31,9 @@ and hide what the data say before a location has seen it. On a horseshoe with 2,
 without a feature, and most narrow ones 60 to 90 nats higher."""
 
 CLIMB, CLIMB_RATE, NEAR = 100, 0.1, 0.05
-"""Steps of Adam towards the mode, their rate, and the part of the box around the first start that half of them leave
-from, so that no two starts are the same."""
+"""Steps of Adam towards the mode, their rate, and, where coordinates are many, the part of the box around the first
+start that half of them leave from, so that no two starts are the same. On a model of predators and prey 12 of 12 starts
+that have climbed find the better of two optima, and 7 of 12 of those from the highest of 512, 2,048 or 8,192 points."""
 
 MOST_SLOPE = 1e9
 """Whose square is finite in single precision."""
@@ -131,23 +132,51 @@ class Starts(NamedTuple):
         )
 
 
-def num_tried(objective: CommonDraws | ExactElbo) -> int:
+def num_tried(objective: CommonDraws | ExactElbo, climbs: Bool[Array, ""]) -> Int[Array, ""]:
     """Gradients of the log density that the location of another start takes, at most."""
     if isinstance(objective, ExactElbo):
-        return 0
-    return CLIMB * objective.draws_at_once if objective.has_many_coordinates else objective.tried_points
+        return jnp.zeros((), jnp.int32)
+    climb = CLIMB * objective.draws_at_once
+    return jnp.where(climbs | objective.has_many_coordinates, climb, TRIED_POINTS)
 
 
-def elsewhere(key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree) -> PyTree:
-    """The parameters with another location: the highest of some points; near the mode where coordinates are many."""
+def climbs_after(ended: Int[Array, ""]) -> Bool[Array, ""]:
+    """Whether the start after so many is near the mode: every other one, and not the first."""
+    return (ended > 0) & (ended % 2 == 0)
+
+
+def elsewhere(
+    key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree, climbs: Bool[Array, ""]
+) -> PyTree:
+    """The parameters with another location: the highest of some points, or of some that have climbed.
+
+    Args:
+        key: for the points.
+        objective: whose log joint is high there.
+        params: with the location that the first start began with.
+        climbs: whether they climb, as they do where coordinates are many, and nowhere where no draws are taken.
+    """
     box = functools.partial(jax.random.uniform, key, dtype=params.loc.dtype, minval=START_BOX[0], maxval=START_BOX[1])
-    if isinstance(objective, CommonDraws) and objective.has_many_coordinates:
+
+    def highest(points: Float[Array, "point latent"]) -> Float[Array, "latent"]:
+        heights = objective.log_joints(points)
+        return points[jnp.argmax(jnp.nan_to_num(heights, nan=-jnp.inf, posinf=-jnp.inf))]
+
+    def of_box() -> Float[Array, "latent"]:
+        return highest(box((TRIED_POINTS, *params.loc.shape)))
+
+    if isinstance(objective, ExactElbo):
+        return params._replace(loc=of_box())
+
+    def climbed() -> Float[Array, "latent"]:
         points = box((objective.draws_at_once, *params.loc.shape))
-        points = _climbed(objective, points.at[::2].multiply(NEAR).at[::2].add(params.loc))  # half from near by
-    else:
-        points = box((objective.tried_points, *params.loc.shape))
-    heights = objective.log_joints(points)
-    return params._replace(loc=points[jnp.argmax(jnp.nan_to_num(heights, nan=-jnp.inf, posinf=-jnp.inf))])
+        if objective.has_many_coordinates:  # half from near by
+            points = points.at[::2].multiply(NEAR).at[::2].add(params.loc)
+        return highest(_climbed(objective, points))
+
+    if objective.has_many_coordinates:
+        return params._replace(loc=climbed())
+    return params._replace(loc=jax.lax.cond(climbs, climbed, of_box))
 
 
 def _climbed(objective: CommonDraws, points: Float[Array, "point latent"]) -> Float[Array, "point latent"]:

@@ -7,6 +7,7 @@ from experiments.bench.posteriordb.methods.base import Method
 
 METHODS = {
     "quell": "quell_fits.full_rank",
+    "quell-plain": "quell_fits.plain",
     "quell-mf": "quell_fits.mean_field",
     "quell-mf-response": "quell_fits.linear_response",
     "quell-flow": "quell_fits.flow",

@@ -19,8 +19,9 @@ def run(
     family_name: str,
     *,
     with_response: bool = False,
+    corrected: bool | None = None,
 ) -> Run:
-    """One family; on request with draws of linear response."""
+    """One family; on request with draws of linear response, or with those of the fit itself."""
     model = quell.from_numpyro(port.model, *port.args)
     watch.mark("read")
 
@@ -31,7 +32,8 @@ def run(
         return result, drawn_from
 
     def draw(drawn_from: Any, number: int, num: int) -> dict[str, Any]:
-        return drawn_from.sample(jax.random.fold_in(key, number), num)
+        options = {} if corrected is None else {"corrected": corrected}
+        return drawn_from.sample(jax.random.fold_in(key, number), num, **options)
 
     result, drawn_from = fit(key)
     watch.mark("fit")
@@ -52,7 +54,7 @@ def run(
         }
         if result.choice is not None:
             facts |= {"chosen": result.choice.reason, "base": result.choice.base}
-        if result.corrects and not with_response:
+        if result.corrects and corrected is None and not with_response:
             facts["effective"] = result.final_khat.effective  # of draws that are corrected
         return Fitted(draw(drawn_from, 2, NUM_EVALUATED), facts)
 
@@ -63,6 +65,7 @@ def run(
 
 
 full_rank = functools.partial(run, family_name="FullRank")
+plain = functools.partial(run, family_name="FullRank", corrected=False)
 mean_field = functools.partial(run, family_name="MeanField")
 linear_response = functools.partial(run, family_name="MeanField", with_response=True)
 flow = functools.partial(run, family_name="Flow")
