@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.bench.large.compare import by_model
 from experiments.bench.large.methods import REFERENCE
+from experiments.bench.large.models import MILLION_ROWS
 from experiments.bench.page import LARGE, POSTERIORDB
 from experiments.bench.posteriordb.accuracy import MEAN_ERRORS
 from experiments.bench.posteriordb.page import rows_of
@@ -62,10 +63,10 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
     rows = rows_of(posteriors["records"])
     found = {"posteriordb": _posteriors(rows, is_short=False), "headline": _posteriors(rows, is_short=True)}
     for run in large["about"]["runs"]:
-        some = {"records": [record for record in large["records"] if record["run"] == run]}
-        found[f"large-{run}"] = _large(by_model(some))
-        if any("errors" in record for record in some["records"]):
-            found[f"errors-{run}"] = _errors(by_model(some))
+        models = by_model({"records": [record for record in large["records"] if record["run"] == run]})
+        found[f"large-{run}"] = _large([model for model in models if model["name"] not in MILLION_ROWS])
+        found[f"million-{run}"] = _large([model for model in models if model["name"] in MILLION_ROWS])
+        found[f"errors-{run}"] = _errors(models)
     return found
 
 
@@ -86,7 +87,7 @@ def _large(models: Sequence[dict[str, Any]]) -> str:
     """Our seconds, ELBO, memory and word; peers at the best of their settings; who is near the best how soon."""
     methods = list(dict.fromkeys(row["method"] for model in models for row in model["rows"]))
     peers = [method for method in methods if method != REFERENCE]
-    lines = [["model", "latents", *peers, "ours to near the best, of the soonest peer"]]
+    lines = [["model", "latents", *peers, "seconds of ours to near the best, of the soonest peer's"]]
     for model in models:
         rows = {row["method"]: row for row in model["rows"]}
         line = [MODELS[model["name"]], f"{model['dim']:,}"]

@@ -146,7 +146,7 @@ def test_the_command_writes_a_file_and_a_page_and_resumes(tmp_path, monkeypatch)
     assert ours["seconds"] == [1.5]
     assert ours["errors"]["mean_rms"] == 0
     assert "errors" not in nuts
-    assert "quell-mf" in (tmp_path / "large.html").read_text()
+    assert "quell-mf" in (tmp_path / "benchmark.html").read_text()
 
 
 @pytest.mark.parametrize("words", [["--models", "pols"], ["--methods", "quel"], ["--seconds", "0"]])

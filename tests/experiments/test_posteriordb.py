@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 
 import tolerances
 from experiments.bench.commands import app
+from experiments.bench.page import POSTERIORDB, write_results
 from experiments.bench.posteriordb.__main__ import fit_and_evaluate
 from experiments.bench.posteriordb.accuracy import moment_errors, summarise
 from experiments.bench.posteriordb.methods import load
 from experiments.bench.posteriordb.methods.batch_and_match import match
-from experiments.bench.posteriordb.page import write_page
 from experiments.bench.posteriordb.ports import PORTS
 from experiments.bench.posteriordb.source import PosteriorFolder, Reference
 
@@ -50,10 +50,10 @@ def run(folder, out, *words):
 
 @pytest.mark.slow
 def test_each_fit_is_a_line_and_right_ones_are_counted(folder, tmp_path):
-    out = tmp_path / "new" / "results.jsonl"
+    out = tmp_path / "new" / "results"
     first, second = (run(folder, out, "--methods", "quell") for _ in range(2))
     assert first.exit_code == 0, first.output
-    records = {record["posterior"]: record for record in map(json.loads, out.read_text().splitlines())}
+    records = {record["posterior"]: record for record in json.loads((out / "posteriordb.json").read_text())["records"]}
     assert list(records) == [RIGHT, WRONG]
     assert records[RIGHT]["status"] in {"COMPLETED", "CONVERGED"}
     assert records[RIGHT]["max_mean_error"] < 0.3
@@ -73,10 +73,10 @@ def test_bad_options_are_refused(folder, tmp_path):
         "--methods quel": "'quel'",
         "--timeout 0": "`timeout`",
     }.items():
-        result = run(folder, tmp_path / "out.jsonl", *words.split())
+        result = run(folder, tmp_path / "out", *words.split())
         assert result.exit_code == 2
         assert needed in result.output
-    result = run(tmp_path, tmp_path / "out.jsonl")
+    result = run(tmp_path, tmp_path / "out")
     assert result.exit_code == 2
     assert "reference.json" in result.output
 
@@ -152,11 +152,12 @@ def test_all_methods_are_on_one_page_with_those_that_failed(tmp_path):
         record("first", "nuts", **good | {"max_mean_error": 7.0, "gradients": 12_345}),
         record("second", "slow", seconds_total=None),
     ]
-    text = write_page(records, tmp_path).read_text()
+    _, page = write_results(POSTERIORDB, records, tmp_path)
+    text = page.read_text()
     assert (tmp_path / "posteriordb.png").read_bytes().startswith(b"\x89PNG")
     assert text.count("data:image/png") == 4  # wide and narrow, light and dark
     row = text[text.index('<tr class="ours">') :].split("</tr>")[0]
-    assert re.findall(r"<td>(.*?)</td>", row) == ["2", "2.00", "2", "0.25", "2", "1", "2", "2", "–"]
+    assert re.findall(r"<td>(.*?)</td>", row) == ["2", "2.00", "1.00", "2", "0.25", "2", "1", "2", "2", "–"]
     assert "12,345" in text
     assert re.search(r'<td class="fails">7.00 <small>1.5 s</small>', text)
     assert re.search(r'<td class="open">0.20 <small>2.5 s</small>', text)
@@ -166,7 +167,7 @@ def test_all_methods_are_on_one_page_with_those_that_failed(tmp_path):
 def test_a_method_whose_library_is_missing_is_left_out_with_a_line(folder, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gsmvi", None)
     monkeypatch.setitem(sys.modules, "gsmvi.gsm", None)
-    result = run(folder, tmp_path / "out.jsonl", "--methods", "gsm")
+    result = run(folder, tmp_path / "out", "--methods", "gsm")
     assert result.exit_code == 2
     assert "Left out gsm: gsmvi is not installed; try `pip install gsmvi`." in " ".join(result.output.split())
 
