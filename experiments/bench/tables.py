@@ -71,11 +71,18 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
 
 
 def _posteriors(rows: Sequence[dict[str, Any]], *, is_short: bool) -> str:
-    heads = ["", "cold s, median", "of NUTS", "warm s", *(f"all means within {most:g} sd" for most in MEAN_ERRORS)]
+    heads = [
+        "",
+        "run",
+        "cold s, median",
+        "of NUTS",
+        "warm s",
+        *(f"all means within {most:g} sd" for most in MEAN_ERRORS),
+    ]
     more = [] if is_short else ["largest cold s", "sds within 20%", "gradients, median"]
     lines = [heads + more]
     for row in rows:
-        cells = [LABELS[row["method"]], _number(row["median_seconds"]), _number(row["of_nuts"])]
+        cells = [LABELS[row["method"]], row["run"], _number(row["median_seconds"]), _number(row["of_nuts"])]
         cells += [_number(row["median_warm"])]
         cells += [f"{row[f'mean_error_below_{most:g}']} of {row['posteriors']}" for most in MEAN_ERRORS]
         full = [_number(row["largest_seconds"]), str(row["sds_within_20_percent"]), _number(row["median_gradients"])]

@@ -24,10 +24,14 @@ def by_method(records: Records) -> dict[str, list[dict[str, Any]]]:
 
 
 def rows_of(records: Records) -> list[dict[str, Any]]:
-    """The counts of each method, the most accurate first, with its seconds as a share of NUTS's in the same run."""
+    """The counts of each method in each run, the most accurate first, with its seconds as a share of NUTS's there."""
+    groups: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
+    for record in records:
+        groups.setdefault((record["method"], record.get("run")), []).append(record)
     rows = [
-        {"method": name, "is_ours": name.startswith(_OURS), "of_nuts": _of_nuts(group, records), **summarise(group)}
-        for name, group in by_method(records).items()
+        {"method": method, "run": run, "is_ours": method.startswith(_OURS), "of_nuts": _of_nuts(group, records)}
+        | summarise(group)
+        for (method, run), group in groups.items()
     ]
     return sorted(rows, key=lambda row: (-_share(row, MEAN_ERRORS[0]), row["median_seconds"] or math.inf))
 
@@ -41,11 +45,12 @@ def _of_nuts(group: Records, records: Records) -> float | None:
 
 
 def _median_seconds(records: Records) -> dict[tuple[str | None, str], float]:
-    """By run and posterior, of fits that came to an end."""
+    """By run, or the run on such a machine, and posterior, of fits that came to an end."""
     found: dict[tuple[str | None, str], list[float]] = {}
     for record in records:
         if record.get("seconds_total") is not None:
-            found.setdefault((record.get("run"), record["posterior"]), []).append(record["seconds_total"])
+            key = record.get("as_run", record.get("run")), record["posterior"]
+            found.setdefault(key, []).append(record["seconds_total"])
     return {key: statistics.median(seconds) for key, seconds in found.items()}
 
 
@@ -55,7 +60,7 @@ def variables(content: dict[str, Any]) -> dict[str, Any]:
     groups, rows = by_method(records), rows_of(records)
     names = sorted({record["posterior"] for record in records})
     cells = {name: _cells(group) for name, group in groups.items()}
-    order = [row["method"] for row in rows]
+    order = list(dict.fromkeys(row["method"] for row in rows))
     return {
         "rows": rows,
         "errors": [f"{most:g}" for most in MEAN_ERRORS],
@@ -93,15 +98,18 @@ def _share(row: dict[str, Any], most: float) -> float:
 
 @in_all_variants
 def draw_accuracy(records: Records, tall: bool) -> Any:
-    """Posteriors whose means are all right, against seconds from a cold process; one point for each method."""
+    """Posteriors whose means are all right, against seconds from a cold process; one point for each method.
+
+    Where NUTS was run beside all of them, seconds are shares of its own.
+    """
     figure, ((axes,),) = make_panels(1, 1, tall=tall, width=7.4 if not tall else 4.6)
     groups, all_of_them = by_method(records), len({record["posterior"] for record in records})
-    rows = [(name, summarise(group)) for name, group in groups.items()]
-    rows = sorted(
-        (pair for pair in rows if pair[1]["median_seconds"] is not None), key=lambda p: p[1]["median_seconds"]
-    )
+    rows = [(name, {"of_nuts": _of_nuts(group, records), **summarise(group)}) for name, group in groups.items()]
+    rows = [pair for pair in rows if pair[1]["median_seconds"] is not None]
+    axis = "of_nuts" if all(row["of_nuts"] is not None for _, row in rows) else "median_seconds"
+    rows = sorted(rows, key=lambda pair: pair[1][axis])
     for number, (name, row) in enumerate(rows):
-        color, seconds = PALETTE[number % len(PALETTE)], row["median_seconds"]
+        color, seconds = PALETTE[number % len(PALETTE)], row[axis]
         shares = [100 * _share(row, most) for most in MEAN_ERRORS]
         num = len({record["posterior"] for record in groups[name]})
         label = name if num == all_of_them else f"{name} ({num} of {all_of_them})"
@@ -113,12 +121,13 @@ def draw_accuracy(records: Records, tall: bool) -> Any:
         place = (-7 if is_first else 7, 4 if number % 2 else -11)
         style = {"textcoords": "offset points", "fontsize": "small", "ha": "right" if is_first else "left"}
         axes.annotate(label, (seconds, shares[0]), xytext=place, **style)
-    least, most = (pick(row["median_seconds"] for _, row in rows) for pick in (min, max))
+    least, most = (pick(row[axis] for _, row in rows) for pick in (min, max))
     axes.set(xscale="log", ylim=(-4, 106), xlim=(0.6 * least, 2.2 * most))
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if 0.6 * least < tick < 2.2 * most]
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
-    axes.set_xlabel("seconds from the end of the imports to 1,000 draws, median")
+    told = "seconds from the end of the imports to 1,000 draws, median"
+    axes.set_xlabel(told if axis == "median_seconds" else "seconds to 1,000 draws, cold, as a share of NUTS's, median")
     axes.set_ylabel(f"% of posteriors: all means within {MEAN_ERRORS[0]:g} sd\n(hollow: within {MEAN_ERRORS[1]:g})")
     axes.grid(alpha=0.25)
     return figure
