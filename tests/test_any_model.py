@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 import quell
+from quell.diagnostics.corrected import pool_size
 from quell.diagnostics.densities import score_sample
 from quell.families import draw_latents
 from quell.fit.family_choice import LARGEST_FULL_RANK, choose_family
@@ -273,8 +274,23 @@ def test_draws_are_corrected_unasked_where_that_brings_them_nearer(correctable):
     np.testing.assert_array_equal(flat, draw_latents(key, correctable.problem.family, correctable.params, 4_000))
     default, plain = (correctable.summary(key, 4_000, **options) for options in ({}, {"corrected": False}))
     assert default.as_dict()["scale"]["mean"] > plain.as_dict()["scale"]["mean"] + 0.2
-    compiled = jax.jit(lambda key: correctable.sample(key, 10)["scale"])(key)
-    assert compiled.shape == (10,), "within another program they are those of the fit"
+    of_fit = correctable.sample_flat(key, 10, corrected=False)
+    compiled = jax.jit(lambda key: correctable.sample_flat(key, 10))(key)
+    np.testing.assert_allclose(compiled, of_fit, rtol=1e-9, err_msg="within another program they are those of the fit")
+    compiled = jax.jit(lambda params: dataclasses.replace(correctable, params=params).sample_flat(key, 10))
+    np.testing.assert_allclose(compiled(correctable.params), of_fit, rtol=1e-9)
+
+
+def test_an_exact_fit_has_nothing_to_correct():
+    result = quell.fit(GAUSSIAN, quell.FullRank(2), key=jax.random.key(0))
+    assert result.final_khat.effective > 0.999
+    assert not result.corrects
+
+
+def test_more_draws_are_weighted_where_weights_are_uneven(correctable):
+    pairs = ((1, 0.5), (1_000, 0.5), (1_000, 0.1), (1_000, 1e-6))
+    sizes = [pool_size(num, dataclasses.replace(correctable.final_khat, effective=share)) for num, share in pairs]
+    assert sizes == [1_000, 10_000, 40_000, 400_000]
 
 
 def test_arviz_has_corrected_draws_without_the_density_that_they_do_not_have(correctable):
@@ -295,9 +311,15 @@ def test_where_weights_are_even_or_many_rows_hide_them_draws_are_those_of_the_fi
     bad = dataclasses.replace(correctable.final_khat, value=0.8)
     assert not bad.is_correctable
     many = dataclasses.replace(correctable, lost_draws=0.0)  # nothing is cached on it
-    monkeypatch.setattr("quell.diagnostics.densities.MOST_VALUES", 1000)
-    assert not many.corrects
-    assert "final_khat" not in many.__dict__, "it would take long"
+    with monkeypatch.context() as patch:
+        patch.setattr("quell.diagnostics.densities.MOST_VALUES", 1000)
+        assert not many.corrects
+        assert "final_khat" not in many.__dict__, "it would take long"
+    wide = dataclasses.replace(correctable, lost_draws=0.0)
+    monkeypatch.setattr("quell.diagnostics.corrected.MOST_NUMBERS", 99_999)  # 10,000 draws of ten coordinates
+    assert not wide.corrects
+    with pytest.raises(TypeError, match="`corrected` must be True, False or None, got 'no'"):
+        correctable.sample(jax.random.key(0), 2, corrected="no")
     assert not dataclasses.replace(correctable, has_khat=False).corrects
 
 
@@ -313,7 +335,8 @@ def test_a_few_draws_without_a_density_are_left_out_of_corrected_ones(monkeypatc
     monkeypatch.setattr("quell.diagnostics.corrected.score_sample", without_some)
     key = jax.random.key(1)
     found = correctable.sample_flat(key, 500)
-    gone = score_sample(key, correctable.problem, correctable.params, 10_000).latents[:50]
+    num = pool_size(500, correctable.final_khat)
+    gone = score_sample(key, correctable.problem, correctable.params, num).latents[: round(0.005 * num)]
     assert not np.isin(np.asarray(found)[:, 0], np.asarray(gone)[:, 0]).any()
     lost["share"] = 0.02
     with pytest.raises(ValueError, match="not finite at some draws"):

@@ -393,7 +393,7 @@ def test_the_threshold_depends_on_the_number_of_samples():
     [
         (-math.inf, quell.MeanField(3), "the fit is exact"),
         (0.2, quell.MeanField(3), "close to the posterior"),
-        (0.65, quell.MeanField(3), "Importance weights correct"),
+        (0.65, quell.MeanField(3), "importance weights can correct"),
         (0.8, quell.MeanField(3), r"misses parts.*`quell\.FullRank\(3\)`"),
         (0.8, quell.MeanField(2000), r"misses parts.*`quell\.LowRank\(2000, rank=20\)`"),
         (0.8, quell.FullRank(3), "misses parts.*no Gaussian does better in these coordinates"),

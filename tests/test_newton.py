@@ -592,7 +592,8 @@ def test_products_of_a_long_round_see_some_of_its_draws():
     watched = Watched(objective.problem, objective.pairs, objective.few, objective.is_smooth)
     newton = Newton(quell.Gradient(problem), watched, 0.01)
     state = newton.init()
-    for blocks in (4, CURVATURE_BLOCKS, 10 * CURVATURE_BLOCKS):
+    most = 2 * CURVATURE_BLOCKS  # two parameters a coordinate
+    for blocks in (4, most, 10 * most):
         draws = Draws(jnp.asarray(1, jnp.uint32), jnp.asarray(blocks), jnp.asarray(watched.pieces))
         here = watched.around(state.params, draws)
         now = state.optimizer._replace(phase=jnp.asarray(Phase.MOVE, jnp.int32), draws=draws, here=here)
@@ -600,7 +601,7 @@ def test_products_of_a_long_round_see_some_of_its_draws():
         assert after.optimizer.draws.blocks == blocks
         assert after.optimizer.here.value > here.value
     jax.effects_barrier()
-    assert seen == [4, CURVATURE_BLOCKS, CURVATURE_BLOCKS]
+    assert seen == [4, most, most]
 
 
 # What must be right, or told

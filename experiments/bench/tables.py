@@ -23,7 +23,7 @@ FILES = ("README.md", "docs/benchmark.md")
 
 LABELS = {
     "quell": "quell, full-rank, the default",
-    "quell-plain": "the same, draws of the Gaussian itself",
+    "quell-plain": "quell, full-rank, draws of the Gaussian itself",
     "quell-mf": "quell, mean-field",
     "quell-mf-response": "quell, mean-field, linear response",
     "quell-flow": "quell, flow",
@@ -62,8 +62,8 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
     posteriors, large = (json.loads((results / name).read_text()) for name in (POSTERIORDB, LARGE))
     rows = rows_of(posteriors["records"])
     found = {"posteriordb": _posteriors(rows, is_short=False), "headline": _posteriors(rows, is_short=True)}
-    for run in large["about"]["runs"]:
-        models = by_model({"records": [record for record in large["records"] if record["run"] == run]})
+    for run in dict.fromkeys(record.get("run", "") for record in large["records"]):
+        models = by_model({"records": [record for record in large["records"] if record.get("run", "") == run]})
         found[f"large-{run}"] = _large([model for model in models if model["name"] not in MILLION_ROWS])
         found[f"million-{run}"] = _large([model for model in models if model["name"] in MILLION_ROWS])
         found[f"errors-{run}"] = _errors(models)
@@ -82,7 +82,12 @@ def _posteriors(rows: Sequence[dict[str, Any]], *, is_short: bool) -> str:
     more = [] if is_short else ["largest cold s", "sds within 20%", "gradients, median"]
     lines = [heads + more]
     for row in rows:
-        cells = [LABELS[row["method"]], row["run"], _number(row["median_seconds"]), _number(row["of_nuts"])]
+        cells = [
+            LABELS.get(row["method"], row["method"]),
+            row["run"] or "",
+            _number(row["median_seconds"]),
+            _number(row["of_nuts"]),
+        ]
         cells += [_number(row["median_warm"])]
         cells += [f"{row[f'mean_error_below_{most:g}']} of {row['posteriors']}" for most in MEAN_ERRORS]
         full = [_number(row["largest_seconds"]), str(row["sds_within_20_percent"]), _number(row["median_gradients"])]
@@ -97,7 +102,7 @@ def _large(models: Sequence[dict[str, Any]]) -> str:
     lines = [["model", "latents", *peers, "seconds of ours to near the best, of the soonest peer's"]]
     for model in models:
         rows = {row["method"]: row for row in model["rows"]}
-        line = [MODELS[model["name"]], f"{model['dim']:,}"]
+        line = [MODELS.get(model["name"], model["name"]), f"{model['dim']:,}"]
         line += [_cell(rows[method]) if method in rows else "" for method in peers]
         lines.append([*line, _share(rows)])
     return _table(lines)
@@ -125,7 +130,9 @@ def _share(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def _errors(models: Sequence[dict[str, Any]]) -> str:
-    lines = [["model", "method", "means, rms", "largest", "sds, median", "of some sds", "by linear response"]]
+    lines: list[list[str]] = [
+        ["model", "method", "means, rms", "largest", "sds, median", "of some sds", "by linear response"]
+    ]
     for model in models:
         for row in model["rows"]:
             found = row["errors"]
@@ -133,7 +140,7 @@ def _errors(models: Sequence[dict[str, Any]]) -> str:
                 shares = [found.get(name) for name in ("sd_median", "sd_of_some", "response")]
                 texts = ["–" if share is None else f"{100 * share:.1f}%" for share in shares]
                 means = [f"{found['mean_rms']:.3f}", f"{found['mean_largest']:.2f}"]
-                lines.append([MODELS[model["name"]], row["method"], *means, *texts])
+                lines.append([MODELS.get(model["name"], model["name"]), row["method"], *means, *texts])
     return _table(lines)
 
 

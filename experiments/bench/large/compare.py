@@ -98,4 +98,5 @@ def by_model(content: Mapping[str, Any]) -> list[dict[str, Any]]:
             "rows": compare(group),
         }
         for (name, run), group in groups.items()
+        if any(record["method"] != REFERENCE for record in group)
     ]

@@ -101,6 +101,7 @@ class FitFolder:
             "gap": None if result.gap is None else _finite(result.gap.value),
             "gap_standard_error": None if result.gap is None else _finite(result.gap.standard_error),
             "khat": _finite(result.final_khat.value),
+            "corrected": result.corrects,
             "warnings": list(result.warnings),
             "steps": result.history.num_steps,
             "skipped": result.history.num_skipped,

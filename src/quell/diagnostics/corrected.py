@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of the posterior out of draws of the fit, by importance resampling."""
 
+import math
+
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
@@ -13,8 +15,15 @@ from quell.diagnostics.pareto import psis
 from quell.evaluation import Problem
 from quell.fit.common_draws import MOST_LOST
 
-OVERSAMPLING = 10
-"""Draws of the fit for each that is asked for, at least: so that few of them come twice."""
+OVERSAMPLING, WORTH = 10, 4
+"""Draws of the fit for each that is asked for, at least: so that few of them come twice; and draws of the posterior
+that they are worth, at least: so that weights add little to the noise."""
+
+LEAST_POOL, LEAST_EFFECTIVE = 1_000, 0.01
+"""Draws of the fit for the tail of the weights, and the share of them beyond which no more are taken."""
+
+MOST_NUMBERS = 2**25
+"""Log-likelihoods of single data, or coordinates, of draws that are scored unasked: about a second."""
 
 _ORDER = 2**32 - 1
 """Folded into the key for the order of the draws; the draws themselves are of the key."""
@@ -33,8 +42,7 @@ def corrected_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num:
         khat: of the fit, which decides.
 
     Bias: that of smoothing the largest weights, which falls with the number of draws of the fit.
-    Cost: an evaluation of the likelihood of all data for each draw of the fit: 10,000, fewer where data are many, and
-    at least ten for each that is asked for.
+    Cost: an evaluation of the likelihood of all data for each draw of the fit: see `pool_size`.
 
     Raises:
         ValueError: where k-hat is too large for importance weights.
@@ -48,13 +56,28 @@ def corrected_sample(key: Key[Array, ""], problem: Problem, params: PyTree, num:
             f"Corrected draws need a k-hat of at most {khat.threshold:.2f}, got {khat.value:.2f}: {khat.advice} "
             "`result.nuts(key)` draws from the posterior itself."
         )
-    sample, weights = _weighted(key, problem, params, max(sample_size(problem), OVERSAMPLING * num))
+    sample, weights = _weighted(key, problem, params, pool_size(num, khat))
     if not np.all(np.isfinite(weights)):
         raise ValueError("The log density is not finite at some draws; see `quell.check_model(model)`.")
     order = np.random.default_rng(np.asarray(_order_bits(key)))
     heights = np.cumsum(weights)
     levels = (np.arange(num) + order.random()) / num * heights[-1]
     return sample.taken(order.permutation(np.searchsorted(heights, levels)))
+
+
+def pool_size(num: int, khat: Khat) -> int:
+    """Draws of the fit out of which so many are taken.
+
+    Args:
+        num: draws that are asked for.
+        khat: of the fit, with the share of its draws that weights leave.
+    """
+    return max(LEAST_POOL, math.ceil(num * max(OVERSAMPLING, WORTH / max(khat.effective, LEAST_EFFECTIVE))))
+
+
+def is_quick(problem: Problem, num: int) -> bool:
+    """Whether so many draws can be scored unasked."""
+    return num * max(problem.model.num_data, problem.family.dim) <= MOST_NUMBERS
 
 
 @tiered_jit

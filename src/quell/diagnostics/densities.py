@@ -52,9 +52,9 @@ class ScoredSample:
         return ScoredSample(latents, self.log_p[places], self.log_q[places], self.resolution)
 
 
-def is_quick(problem: Problem) -> bool:
-    """Whether data are so few that draws are scored unasked."""
-    return LEAST_DRAWS * problem.model.num_data < MOST_VALUES
+def has_many_draws(problem: Problem) -> bool:
+    """Whether data are so few that a sample has all of its draws."""
+    return sample_size(problem) == MOST_DRAWS
 
 
 def sample_size(problem: Problem) -> int:

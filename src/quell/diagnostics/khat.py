@@ -141,7 +141,7 @@ def khat_of(sample: ScoredSample, family: AbstractFamily) -> Khat:
             f"The log density is not finite at {bad or ratios.size:,} of {ratios.size:,} samples. Check the model "
             "with `quell.check_model(model)`, or transform its latents to their support."
         )
-    effective = _effective(ratios) if math.isfinite(value) else 0.0
+    effective = 0.0 if math.isnan(value) or value == math.inf else _effective(ratios)
     if value > threshold and effective > SIMILAR:
         advice = (
             "The importance ratios differ little, and yet their tail is heavy: the fitted distribution may miss a part "
@@ -171,8 +171,8 @@ def khat_advice(value: float, threshold: float, family: AbstractFamily) -> str:
         return f"The fitted distribution is close to the posterior. {_UNSEEN}"
     if value <= threshold:
         return (
-            "The fitted distribution is near the posterior but misses some of its tails. Importance weights correct "
-            "draws and summaries: unasked where data are few, else with `corrected=True`."
+            "The fitted distribution is near the posterior but misses some of its tails, which importance weights can "
+            "correct."
         )
     if value <= 1.0:
         return (

@@ -25,7 +25,6 @@ from quell.diagnostics.densities import score_sample
 from quell.diagnostics.elbo import exact_elbo_in_chunks
 from quell.diagnostics.khat import Khat, khat_of
 from quell.diagnostics.page import report_template
-from quell.diagnostics.summary import summarise
 from quell.diagnostics.theme import THEMES, check_matplotlib, data_uri, png_bytes
 from quell.diagnostics.variance import GradientVariance, variance_from
 from quell.evaluation import has_exact_elbo
@@ -81,7 +80,7 @@ def _contents(fit: FitResult, key: Key[Array, ""], *, seconds: float) -> dict[st
         "contributions": found,
         "advice": advice_on(fit, khat, variance, found),
         "figures": _figures(fit, variance, found),
-        "summary": summarise(jax.vmap(problem.model.constrain)(sample.latents)),
+        "summary": fit.summary(sample_key, num_samples),
         "settings": _settings(gradient),
         "choice_reason": None if fit.choice is None else fit.choice.reason,
         "is_exact": _is_exact(fit),

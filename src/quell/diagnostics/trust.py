@@ -123,9 +123,10 @@ def _of_elbo(result: "FitResult") -> str | None:
     final, last = result.final_elbo, result.history.elbo[-1:]
     if not math.isfinite(final.value):
         return "The ELBO of the fitted distribution is not finite: it gives weight to latents of density zero."
-    missed, eps = sum(result.quadrature_error), float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps)
-    rounding = ROUNDED * eps * abs(final.value)
-    if missed > LARGE_ERROR + rounding:
+    by_nodes, by_rounding = result.quadrature_error
+    rounding = ROUNDED * float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps) * abs(final.value)
+    missed = by_nodes + max(by_rounding - rounding, 0.0)  # every number of that size is rounded
+    if missed > LARGE_ERROR:
         return (
             f"The expectations that the fit followed miss about {missed:.2g} nats: the posterior is wide, or its "
             "density has kinks. `quell.fit` takes more nodes or draws where it keeps no checkpoint."

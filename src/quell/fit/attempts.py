@@ -79,7 +79,10 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
     (first,) = run_plan(dataclasses.replace(plan, algorithm=_on_some_addends(newton, num)), bar)
     if first.status in (Status.INTERRUPTED, Status.STOPPED):
         return [dataclasses.replace(first, gradient=newton.gradient, measured_gap=None)]  # a result for all rows
-    plan = dataclasses.replace(plan, seconds=0.0)  # which the first fit has
+    first = dataclasses.replace(first, num_gradients=math.ceil(first.num_gradients * _share(first, newton)))
+    options = dataclasses.replace(options, steps=max(options.steps - first.history.num_steps, 1))
+    task = task._replace(options=options)
+    plan = dataclasses.replace(plan, seconds=0.0, options=options)  # those of reading are the first fit's
     if first.status is Status.CONVERGED:
         task = task._replace(options=dataclasses.replace(options, params=first.params))
         newton = dataclasses.replace(newton, most_starts=1)
@@ -90,6 +93,14 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
         dataclasses.replace(_after(first, one), starts_differ=one.starts_differ or differ)
         for one in results_of(task, plan, bar)
     ]
+
+
+def _share(first: FitResult, newton: Newton) -> float:
+    """Of all evaluations of addends that those of the first fit are."""
+    some, every = first.problem.expectation, newton.gradient.problem.expectation
+    assert some is not None
+    assert every is not None
+    return some.num_evaluations / every.num_evaluations
 
 
 def _on_some_addends(newton: Newton, num: int) -> Newton:

@@ -107,7 +107,7 @@ def choose(
         reason = "Newton steps on common random numbers: some draws see all data in little time."
         gradient = Gradient(problem, base=default_base(problem), sampler=Sampler(2 * draws.pairs), rule=rule)
         gives_up = options.checkpoint is None  # which has no place for the fit that would take over
-        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up)
+        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up, key.ndim == 0)
         return Method(newton, Choice("common draws", (), reason))
     sampler = options.sampler or default_sampler(problem, natural=natural)
     base = options.base or default_base(problem)

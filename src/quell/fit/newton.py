@@ -50,9 +50,10 @@ smaller one is out of reach in single precision."""
 FEW = 4.0
 """The noise is measured by as many numbers as there are parameters, and may be this larger over their number."""
 
-CURVATURE_BLOCKS = 16
-"""Most that a product with the Hessian sees. Curvature is known to a few percent then, and with it a step, a gap and a
-noise; more draws would make these the dearest part of a long round."""
+CURVATURE_BLOCKS = 8
+"""Most that a product with the Hessian sees, for each parameter of a coordinate: two in mean field, and half the
+dimension in full rank, whose coordinates are coupled. The inverse of a noisy Hessian is too large, and with it a noise
+and a gap; with fewer blocks they stay above a tolerance where those by all draws fall below it."""
 
 FIRST_BLOCKS = 2
 """Of the first round: the fewest that show their noise."""
@@ -175,9 +176,13 @@ class Newton(eqx.Module):
         tolerance: in nats.
         most_starts: that are tried; with none there is no first round, and the parameters given are judged.
         gives_up: whether it ends where it fits its draws, so that sampled gradients can take over.
+        climbs: whether every other start is near the mode. Several fits side by side would climb at every step, and do
+            not.
 
-    Cost: a step takes a gradient on all draws of the round and all data, and a few products with the Hessian, on at
-        most sixteen blocks of the draws.
+    Bias: of a gap that is measured on some of the draws of its round, that of the inverse of a noisy Hessian, which is
+        too large by about the number of parameters over that of draws.
+    Cost: a step takes a gradient on all draws of the round and all data, and a few products with the Hessian, on
+        `CURVATURE_BLOCKS` blocks of draws for each parameter of a coordinate at most.
 
     References: Giordano et al. (2024), "Black box variational inference with a deterministic objective", for common
     random numbers; Byrd, Chin, Neveitt & Nocedal (2011) for products on fewer draws; Steihaug (1983) for the step;
@@ -189,6 +194,7 @@ class Newton(eqx.Module):
     tolerance: float | Float[Array, ""]
     most_starts: int = eqx.field(static=True, default=1)
     gives_up: bool = eqx.field(static=True, default=True)
+    climbs: bool = eqx.field(static=True, default=True)
 
     def init(self, params: PyTree | None = None) -> AlgorithmState:
         """The state before the first step."""
@@ -235,7 +241,7 @@ class Newton(eqx.Module):
         first = begins & now.starts.are_open
         draws = self._draws(key, now)
         seen = draws._replace(seed=draws.seed + validates.astype(jnp.uint32))
-        curved = draws._replace(blocks=jnp.minimum(draws.blocks, CURVATURE_BLOCKS))
+        curved = draws._replace(blocks=jnp.minimum(draws.blocks, self._curvature_blocks))
         ways = now.here.noise, now.here.grad
         way = jax.tree.map(lambda noise, grad: jnp.where(measures, noise, jnp.where(evaluates, 0.0, grad)), *ways)
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
@@ -387,7 +393,7 @@ class Newton(eqx.Module):
         phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
         begun = select(restarts, other_scale(problem.family, self.objective, params.loc.dtype), starts.params)
-        climbs = climbs_after(starts.ended)
+        climbs = climbs_after(starts.ended) if self.climbs else None
         new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun, climbs), lambda: params)
         tried = jnp.where(moves_on, num_tried(self.objective, climbs), 0)
         params = select(meets, between, select(closes, starts.params, new))
@@ -410,6 +416,12 @@ class Newton(eqx.Module):
     def _most_products(self) -> int:
         """Of a step."""
         return MOST_PRODUCTS if self.objective.is_exact else MOST_PRODUCTS_ON_DRAWS
+
+    @property
+    def _curvature_blocks(self) -> int:
+        """That a product sees."""
+        family = self.gradient.problem.family
+        return CURVATURE_BLOCKS * -(-family.num_params // family.dim)
 
     @property
     def _may_leap(self) -> bool:

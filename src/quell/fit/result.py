@@ -148,13 +148,13 @@ class FitResult(eqx.Module):
 
     @property
     def mean(self) -> Any:
-        """Mean of the fitted distribution, in the model's own (unconstrained) coordinates."""
+        """Mean of the fitted distribution, in the model's own (unconstrained) coordinates; draws may be corrected."""
         self._check_moments("mean")
         return self.problem.model.unravel(self.problem.family.mean(self.params))
 
     @property
     def std(self) -> Any:
-        """Standard deviation of each coordinate, in the model's own (unconstrained) coordinates."""
+        """Standard deviations of the fitted distribution, as `mean`."""
         self._check_moments("std")
         return self.problem.model.unravel(jnp.sqrt(self.problem.family.variance(self.params)))
 
@@ -162,13 +162,18 @@ class FitResult(eqx.Module):
     def corrects(self) -> bool:
         """Whether draws are corrected unasked, because that brings them nearer to the posterior.
 
-        It does where k-hat is good, and importance weights are so uneven that some expectation may be off by a tenth of
-        its standard deviation. Where data are more than some 16,000, or k-hat is not wanted, that is not known.
-        """
-        from quell.diagnostics.densities import is_quick
+        They are where k-hat is good, and importance weights so uneven that some expectation may be off by a tenth of
+        its standard deviation, and yet a thousand draws can be had in little time. Where data are more than some 1,600,
+        or k-hat is not wanted, that is not known, and they are not.
 
-        is_known = self.is_here and self.has_khat and is_quick(self.problem)
-        return is_known and self.final_khat.is_correctable
+        Cost: that of `final_khat`, at the first access.
+        """
+        from quell.diagnostics.corrected import is_quick, pool_size
+        from quell.diagnostics.densities import has_many_draws
+
+        if not (self.is_here and self.has_khat and has_many_draws(self.problem)):
+            return False
+        return self.final_khat.is_correctable and is_quick(self.problem, pool_size(1_000, self.final_khat))
 
     def sample(self, key: Key[Array, ""], num: int, *, corrected: bool | None = None) -> Any:
         """Draw latents from the posterior, as near as the fit comes, on the scale their user reads.
@@ -177,8 +182,10 @@ class FitResult(eqx.Module):
             key: for the draws.
             num: of them; their leading axis.
             corrected: whether they are draws of the fitted distribution, or of the posterior by importance resampling
-                with Pareto-smoothed weights; by default as `corrects` says, and not within `jax.jit`. Corrected draws
-                are worth `final_khat.effective` of as many independent ones, and are refused where k-hat is too large.
+                with Pareto-smoothed weights; by default as `corrects` says, and not under a transformation of JAX.
+                Corrected draws are refused where k-hat is too large.
+
+        Cost: of a draw that is corrected ten evaluations of the log density, more where weights are very uneven.
         """
         return _constrained(self.problem.model, self.sample_flat(key, num, corrected=corrected))
 
@@ -200,8 +207,11 @@ class FitResult(eqx.Module):
 
     def _corrects(self, key: Key[Array, ""], corrected: bool | None) -> bool:
         if corrected is not None:
+            if not isinstance(corrected, bool):
+                raise TypeError(f"`corrected` must be True, False or None, got {corrected!r}.")
             return corrected
-        return not isinstance(key, Tracer) and self.corrects
+        leaves = jax.tree.leaves((key, self.params, self.problem))
+        return not any(isinstance(leaf, Tracer) for leaf in leaves) and self.corrects
 
     def _corrected(self, key: Key[Array, ""], num: int) -> "ScoredSample":
         from quell.diagnostics.corrected import corrected_sample
@@ -215,7 +225,7 @@ class FitResult(eqx.Module):
 
         Args:
             key: for the samples; a fixed one by default.
-            num: samples; the error of a mean is the standard deviation over the root of their number.
+            num: samples; the error of a mean is about the standard deviation over the root of their number.
             corrected: as for `sample`.
         """
         from quell.diagnostics import summarise

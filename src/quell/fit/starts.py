@@ -132,12 +132,14 @@ class Starts(NamedTuple):
         )
 
 
-def num_tried(objective: CommonDraws | ExactElbo, climbs: Bool[Array, ""]) -> Int[Array, ""]:
+def num_tried(objective: CommonDraws | ExactElbo, climbs: Bool[Array, ""] | None) -> Int[Array, ""] | int:
     """Gradients of the log density that the location of another start takes, at most."""
     if isinstance(objective, ExactElbo):
-        return jnp.zeros((), jnp.int32)
+        return 0
     climb = CLIMB * objective.draws_at_once
-    return jnp.where(climbs | objective.has_many_coordinates, climb, TRIED_POINTS)
+    if objective.has_many_coordinates:
+        return climb
+    return TRIED_POINTS if climbs is None else jnp.where(climbs, climb, TRIED_POINTS)
 
 
 def climbs_after(ended: Int[Array, ""]) -> Bool[Array, ""]:
@@ -146,7 +148,7 @@ def climbs_after(ended: Int[Array, ""]) -> Bool[Array, ""]:
 
 
 def elsewhere(
-    key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree, climbs: Bool[Array, ""]
+    key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree, climbs: Bool[Array, ""] | None
 ) -> PyTree:
     """The parameters with another location: the highest of some points, or of some that have climbed.
 
@@ -154,7 +156,7 @@ def elsewhere(
         key: for the points.
         objective: whose log joint is high there.
         params: with the location that the first start began with.
-        climbs: whether they climb, as they do where coordinates are many, and nowhere where no draws are taken.
+        climbs: whether they climb; `None` for never. Where coordinates are many they always do, without draws never.
     """
     box = functools.partial(jax.random.uniform, key, dtype=params.loc.dtype, minval=START_BOX[0], maxval=START_BOX[1])
 
@@ -176,7 +178,7 @@ def elsewhere(
 
     if objective.has_many_coordinates:
         return params._replace(loc=climbed())
-    return params._replace(loc=jax.lax.cond(climbs, climbed, of_box))
+    return params._replace(loc=of_box() if climbs is None else jax.lax.cond(climbs, climbed, of_box))
 
 
 def _climbed(objective: CommonDraws, points: Float[Array, "point latent"]) -> Float[Array, "point latent"]:
