@@ -318,8 +318,6 @@ def test_where_weights_are_even_or_many_rows_hide_them_draws_are_those_of_the_fi
     wide = dataclasses.replace(correctable, lost_draws=0.0)
     monkeypatch.setattr("quell.diagnostics.corrected.MOST_NUMBERS", 99_999)  # 10,000 draws of ten coordinates
     assert not wide.corrects
-    with pytest.raises(TypeError, match="`corrected` must be True, False or None, got 'no'"):
-        correctable.sample(jax.random.key(0), 2, corrected="no")
     assert not dataclasses.replace(correctable, has_khat=False).corrects
 
 

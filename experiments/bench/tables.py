@@ -83,7 +83,7 @@ def _posteriors(rows: Sequence[dict[str, Any]], *, is_short: bool) -> str:
     lines = [heads + more]
     for row in rows:
         cells = [
-            LABELS.get(row["method"], row["method"]),
+            _label(LABELS, row["method"]),
             row["run"] or "",
             _number(row["median_seconds"]),
             _number(row["of_nuts"]),
@@ -102,7 +102,7 @@ def _large(models: Sequence[dict[str, Any]]) -> str:
     lines = [["model", "latents", *peers, "seconds of ours to near the best, of the soonest peer's"]]
     for model in models:
         rows = {row["method"]: row for row in model["rows"]}
-        line = [MODELS.get(model["name"], model["name"]), f"{model['dim']:,}"]
+        line = [_label(MODELS, model["name"]), f"{model['dim']:,}"]
         line += [_cell(rows[method]) if method in rows else "" for method in peers]
         lines.append([*line, _share(rows)])
     return _table(lines)
@@ -140,8 +140,13 @@ def _errors(models: Sequence[dict[str, Any]]) -> str:
                 shares = [found.get(name) for name in ("sd_median", "sd_of_some", "response")]
                 texts = ["–" if share is None else f"{100 * share:.1f}%" for share in shares]
                 means = [f"{found['mean_rms']:.3f}", f"{found['mean_largest']:.2f}"]
-                lines.append([MODELS.get(model["name"], model["name"]), row["method"], *means, *texts])
+                lines.append([_label(MODELS, model["name"]), row["method"], *means, *texts])
     return _table(lines)
+
+
+def _label(labels: dict[str, str], name: str) -> str:
+    """Its own name where it has no other."""
+    return labels.get(name, name)
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

@@ -207,8 +207,6 @@ class FitResult(eqx.Module):
 
     def _corrects(self, key: Key[Array, ""], corrected: bool | None) -> bool:
         if corrected is not None:
-            if not isinstance(corrected, bool):
-                raise TypeError(f"`corrected` must be True, False or None, got {corrected!r}.")
             return corrected
         leaves = jax.tree.leaves((key, self.params, self.problem))
         return not any(isinstance(leaf, Tracer) for leaf in leaves) and self.corrects
