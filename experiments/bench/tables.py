@@ -54,7 +54,7 @@ MODELS = {
 def filled(text: str, tables: dict[str, str]) -> str:
     """The text with its tables."""
     pattern = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-    return pattern.sub(lambda found: found[1] + tables[found[2]] + found[3], text)
+    return pattern.sub(lambda found: f"{found[1]}\n{tables[found[2]]}\n{found[3]}", text)
 
 
 def tables(results: Path = RESULTS) -> dict[str, str]:
