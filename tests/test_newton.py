@@ -531,13 +531,31 @@ def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
     assert steps < 20
 
 
-def test_a_start_that_finds_nothing_agrees_with_nothing():
+NOTHING, SAME = (-5.0, False, False), (0.0, True, False)
+"""A start without an optimum, and one that ends in the best: its ELBO, whether it has found one, and another one."""
+
+
+@pytest.mark.parametrize(
+    ("ends", "wanted"),
+    [
+        ([SAME, SAME, SAME], [3, 3, 3]),
+        ([SAME, NOTHING, SAME, NOTHING, SAME], [3, 4, 4, 5, 5]),
+        ([SAME, (1.0, True, True), (1.0, True, False), (1.0, True, False)], [3, 4, 4, 4]),
+        ([SAME, SAME, (1.0, True, True), SAME[:2] + (True,), (1.0, True, False)], [3, 3, 5, 6, 6]),
+        ([SAME, (1.0, False, False), SAME[:2] + (True,), (2.0, True, True)], [3, 5, 6, 6]),
+    ],
+    ids=["agree", "some find nothing", "the first is alone", "the best is found late", "the best is no optimum"],
+)
+def test_starts_are_tried_until_three_have_found_the_best_optimum(ends, wanted):
     family = quell.MeanField(2)
     nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init(), jnp.zeros(()))
-    starts = Starts.of(family.init(), nowhere, 6)
-    for found, wanted in ((True, 3), (False, 4), (True, 4), (False, 5)):
-        starts = starts.add(family.init(), nowhere, jnp.ones(()), 1, 6, jnp.asarray(found), jnp.asarray(False))
-        assert starts.wanted == wanted
+    starts, seen = Starts.of(family.init(), nowhere, 6), []
+    for value, found, differs in ends:
+        here = nowhere._replace(value=jnp.asarray(value))
+        starts = starts.add(family.init(), here, jnp.ones(()), 1, 6, jnp.asarray(found), jnp.asarray(differs))
+        seen.append(int(starts.wanted))
+    assert seen == wanted
+    assert starts.differ == any(differs for _, _, differs in ends)
 
 
 @pytest.mark.parametrize("factor", [WIDER, NARROWER], ids=["few coordinates", "many coordinates"])

@@ -39,7 +39,7 @@ MOST_SLOPE = 1e9
 """Whose square is finite in single precision."""
 
 FEWEST_STARTS, MOST_STARTS = 3, 6
-"""Where three starts agree no more are tried."""
+"""Where three starts end in the best optimum no more are tried."""
 
 APART = 0.1
 """Nats between two starts, and twice as many between them and a point halfway, that make them two optima."""
@@ -58,7 +58,7 @@ class Starts(NamedTuple):
         params: where the best of them ended its first round.
         here: the ELBO there.
         ended: how many of them have.
-        missed: how many of these without an optimum.
+        agreeing: how many of these in the best optimum; none where the best is no optimum.
         wanted: how many are to be tried.
         lost: starts at which the ELBO was not finite.
         first: gradients of the log density that the first took.
@@ -69,7 +69,7 @@ class Starts(NamedTuple):
     params: PyTree
     here: LocalElbo
     ended: Int[Array, ""]
-    missed: Int[Array, ""]
+    agreeing: Int[Array, ""]
     wanted: Int[Array, ""]
     lost: Int[Array, ""]
     first: Float[Array, ""]
@@ -110,25 +110,26 @@ class Starts(NamedTuple):
             gradients: of the log density so far.
             size: log-likelihoods of single data, or of addends at nodes, that each takes.
             most: starts that may be tried.
-            has_found: whether it ended in an optimum; those that did not agree with nothing.
+            has_found: whether it ended in an optimum; one that did not agrees with nothing.
             differs: whether it ended in another optimum than the best one before.
         """
         is_first = self.ended == 0
         is_better = is_first | (here.value > self.here.value)
         best = select(is_better, (params, here), (self.params, self.here))
         first = jnp.where(is_first, gradients, self.first)
-        differ = self.differ | (~is_first & differs)
-        missed = self.missed + ~has_found
-        wanted = jnp.where(differ, most, jnp.minimum(most, FEWEST_STARTS + missed))
+        is_new = is_better & (is_first | differs | ~has_found)
+        agreeing = jnp.where(is_new, 0, self.agreeing) + (has_found & (is_new | ~differs))
+        ended = self.ended + 1
+        wanted = jnp.minimum(most, ended + jnp.maximum(FEWEST_STARTS - agreeing, 0))
         return self._replace(
             params=best[0],
             here=best[1],
-            ended=self.ended + 1,
-            missed=missed,
+            ended=ended,
+            agreeing=agreeing,
             wanted=jnp.where(gradients * size > LARGEST_SEARCH, 0, wanted).astype(jnp.int32),
             first=first,
             began=gradients,
-            differ=differ,
+            differ=self.differ | (~is_first & differs),
         )
 
 

@@ -84,14 +84,18 @@ def _flat(
     """Places in the flat operand, with batch and window axes; and which slices lie inside, `None` if all do."""
     batch = indices.shape[:-1]
     strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
-    flat, outside = np.zeros(batch, np.intp), None
+    flat, outside = None, None
     for number, d in enumerate(starts):
         first, last = indices[..., number], shape[d] - sizes[d]
         if first.size and (first.min() < 0 or first.max() > last):
             beyond = (first < 0) | (first > last)
             outside = beyond if outside is None else outside | beyond
             first = np.minimum(np.maximum(first, 0), last)
-        flat = flat + first.astype(np.intp) * strides[d]
+        part = first.astype(np.intp)
+        if strides[d] != 1:
+            part *= strides[d]
+        flat = part if flat is None else flat + part
+    flat = np.zeros(batch, np.intp) if flat is None else flat
     for d, axis in batching:
         flat = flat + strides[d] * np.arange(shape[d]).reshape([-1 if a == axis else 1 for a in range(len(batch))])
     for d in window:
