@@ -531,8 +531,8 @@ def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
     assert steps < 20
 
 
-NOTHING, SAME = (-5.0, False, False), (0.0, True, False)
-"""A start without an optimum, and one that ends in the best: its ELBO, whether it has found one, and another one."""
+NOTHING, SAME, OTHER = (-5.0, False, False), (0.0, True, False), (0.0, True, True)
+"""Ends of starts: the ELBO, whether it is that of an optimum, and of another one than the best before."""
 
 
 @pytest.mark.parametrize(
@@ -541,8 +541,8 @@ NOTHING, SAME = (-5.0, False, False), (0.0, True, False)
         ([SAME, SAME, SAME], [3, 3, 3]),
         ([SAME, NOTHING, SAME, NOTHING, SAME], [3, 4, 4, 5, 5]),
         ([SAME, (1.0, True, True), (1.0, True, False), (1.0, True, False)], [3, 4, 4, 4]),
-        ([SAME, SAME, (1.0, True, True), SAME[:2] + (True,), (1.0, True, False)], [3, 3, 5, 6, 6]),
-        ([SAME, (1.0, False, False), SAME[:2] + (True,), (2.0, True, True)], [3, 5, 6, 6]),
+        ([SAME, SAME, (1.0, True, True), OTHER, (1.0, True, False)], [3, 3, 5, 6, 6]),
+        ([SAME, (1.0, False, False), OTHER, (2.0, True, True)], [3, 5, 6, 6]),
     ],
     ids=["agree", "some find nothing", "the first is alone", "the best is found late", "the best is no optimum"],
 )

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -166,33 +167,43 @@ class Group(eqx.Module):
             is_absolute=addends.is_absolute,
         )
 
-    def expectation(
-        self, gaussian: Gaussian, level: int, *, below: int | None = None, is_absolute: bool = False
-    ) -> Float[Array, ""]:
+    def expectation(self, gaussian: Gaussian, level: int) -> Float[Array, ""]:
         """Of the sum of all addends.
 
         Args:
             gaussian: distribution of the latent.
             level: of the nodes.
-            below: another level; absolute differences from it, beyond rounding, are summed instead.
-            is_absolute: whether absolute values are summed instead.
         """
+        return self._sums(gaussian, lambda group, moments: group.weight * group._values(moments, level))
+
+    def value_and_sizes(self, gaussian: Gaussian, level: int) -> tuple[Float[Array, ""], ...]:
+        """The expectation, and sums of absolute values: of what the next level changes beyond rounding, and of all.
+
+        Args:
+            gaussian: distribution of the latent.
+            level: of the nodes.
+        """
+
+        def of_each(group: "Group", moments: Moments) -> tuple[Array, ...]:
+            values = group._values(moments, level)
+            change, size = jnp.zeros_like(values), jnp.abs(values)
+            if group.instructions:
+                rounding = ROUNDED * jnp.finfo(values.dtype).eps * jnp.maximum(size, 1.0)
+                change = jnp.maximum(jnp.abs(group._values(moments, level + 1) - values) - rounding, 0.0)
+            return group.weight * values, jnp.abs(group.weight) * change, jnp.abs(group.weight) * size
+
+        return self._sums(gaussian, of_each)
+
+    def _sums(self, gaussian: Gaussian, of_each: Callable[["Group", Moments], PyTree]) -> PyTree:
+        """Over all addends, of numbers for each of some of them."""
         num = self.weight.shape[0]
         own, shared = eqx.partition(self, lambda leaf: eqx.is_array(leaf) and leaf.shape[0] == num)
         at_once = max(1, min(NUMBERS_AT_ONCE // self._numbers(gaussian), MOST_KEPT // numbers_kept(len(self.maps))))
 
-        def of_some(rows: PyTree, counts: Bool[Array, "addend"]) -> Float[Array, ""]:
+        def of_some(rows: PyTree, counts: Bool[Array, "addend"]) -> PyTree:
             group: Group = eqx.combine(rows, shared)
-            moments = group._moments(gaussian)
-            values = group._values(moments, level)
-            if is_absolute:
-                values = jnp.abs(values)
-            if below is not None:
-                others = group._values(moments, below)
-                rounding = ROUNDED * jnp.finfo(values.dtype).eps * jnp.maximum(jnp.abs(values), 1.0)
-                values = jnp.maximum(jnp.abs(values - others) - rounding, 0.0)
-            is_size = is_absolute or below is not None
-            return jnp.sum((jnp.abs(group.weight) if is_size else group.weight) * values, where=counts)
+            found = of_each(group, group._moments(gaussian))
+            return jax.tree.map(lambda each: jnp.sum(each, where=counts), found)
 
         return sum_over_rows(of_some, own, at_once=at_once)
 
@@ -354,14 +365,13 @@ class Expectation(eqx.Module):
         """What it is the expectation of."""
         return sum((group.at(z) for group in self.groups), self.constant + self.slope @ z)
 
-    def missed(self, gaussian: Gaussian) -> Missed:
-        """By how much the next level changes the addends, beyond rounding, and what of their sum that may lose."""
-        parts = (
-            group.expectation(gaussian, self.level + 1, below=self.level) for group in self.groups if group.instructions
-        )
+    def value_and_missed(self, gaussian: Gaussian) -> tuple[Float[Array, ""], Missed]:
+        """Its value, by how much the next level changes the addends, beyond rounding, and what their sum may lose."""
         zero = jnp.zeros((), gaussian.mean.dtype)
-        size = sum((group.expectation(gaussian, self.level, is_absolute=True) for group in self.groups), zero)
-        return Missed(sum(parts, zero), LOST * jnp.finfo(zero.dtype).eps * size)
+        found = [(zero, zero, zero), *(group.value_and_sizes(gaussian, self.level) for group in self.groups)]
+        value, change, size = (sum(parts, zero) for parts in zip(*found, strict=True))
+        value += self.constant + self.slope @ gaussian.mean
+        return value, Missed(change, LOST * jnp.finfo(zero.dtype).eps * size)
 
     @property
     def num_addends(self) -> int:

@@ -20,7 +20,7 @@ from quell.models.row_difference import random_subsets, row_difference
 _NUM_PROBES = 3
 """Number of random latents at which two computations of one density must agree."""
 
-_SMALL = (1, 1, 1, 2, 2, 2)
+_SMALL = (1, 1, 1)
 """Sizes of the random minibatches that are tried; one more has half of the rows."""
 
 

@@ -20,7 +20,7 @@ Rule = Callable[[Any], Callable[..., Any]]
 
 
 SHORT = 8
-"""Elements of a last axis that are combined one after the other: NumPy's reductions take some nanoseconds for each row."""
+"""Elements of a last axis that are combined one after the other, since a reduction takes NumPy long for each row."""
 
 
 def _plain(function: Callable[..., Any]) -> Rule:
