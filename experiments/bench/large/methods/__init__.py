@@ -6,10 +6,10 @@ from typing import Any
 
 from experiments.bench.large.methods.base import Method
 
-RATES, SHARES = (0.003, 0.01, 0.03), (1.0, 0.25)
-"""Of Adam, from where they fall to zero along a cosine, and the shares of the seconds within which they do."""
+RATES = {1.0: (0.003, 0.01, 0.03), 0.5: (0.01, 0.03), 0.25: (0.03,)}
+"""Of Adam, by the share of the seconds within which they fall to zero along a cosine: larger ones suit shorter runs."""
 
-_SEARCHED = [{"rate": rate, "share": share} for share in SHARES for rate in RATES]
+_SEARCHED = [{"rate": rate, "share": share} for share, rates in RATES.items() for rate in rates]
 
 METHODS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "quell-mf": ("quell_fits.mean_field", [{}]),
