@@ -531,6 +531,25 @@ def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
     assert steps < 20
 
 
+class Coarse(ExactElbo):
+    """An ELBO whose gradient is off by what its many addends lose, differently at each point."""
+
+    def around(self, params, draws):
+        found = super().around(params, draws)
+        lost = 0.3 * jnp.sin(1e7 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) + jnp.arange(3.0))
+        return found._replace(value=found.value + 1e17, grad=found.grad._replace(loc=found.grad.loc + lost))
+
+
+def test_a_gap_that_rounding_keeps_ends_the_fit():
+    """It would be judged again and again, until the steps are over."""
+    problem = quell.Problem(quadratic()[0], quell.MeanField(3))
+    state, steps = ended(Newton(quell.Gradient(problem), Coarse(problem), 1e-6))
+    assert state.optimizer.has_given_up
+    assert not state.optimizer.has_converged
+    assert 1e-6 < state.optimizer.gap < 1.0
+    assert steps < 40
+
+
 NOTHING, SAME, OTHER = (-5.0, False, False), (0.0, True, False), (0.0, True, True)
 """Ends of starts: the ELBO, whether it is that of an optimum, and of another one than the best before."""
 

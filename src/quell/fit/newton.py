@@ -43,6 +43,9 @@ MOST_FACTOR = 16
 LARGEST_RESIDUAL = 0.1
 """Of conjugate gradients, as a share of the gradient; less near the optimum, so that steps converge superlinearly."""
 
+STALLED = 0.5
+"""Of a gap that rounding may explain: where the steps since it was judged have left more of it, no others will do."""
+
 SMALL_RESIDUAL = 1e-3
 """Where a gap or a noise is measured: directions of little curvature, which conjugate gradients see last, count too. A
 smaller one is out of reach in single precision."""
@@ -96,6 +99,7 @@ class NewtonState(NamedTuple):
         gap: nats between the parameters and the optimum; infinite where it was not measured at them, or one step before
             where that is the last of an exact fit.
         gap_error: the standard error of `gap`, at most.
+        judged: the gap when it was last compared with the tolerance; infinite before.
         has_converged: whether the gap is below the tolerance.
         has_given_up: whether it would take too many draws or starts, or rounding hides what is left to gain.
         starts: that were tried.
@@ -111,6 +115,7 @@ class NewtonState(NamedTuple):
     noise: Float[Array, ""]
     gap: Float[Array, ""]
     gap_error: Float[Array, ""]
+    judged: Float[Array, ""]
     has_converged: Bool[Array, ""]
     has_given_up: Bool[Array, ""]
     starts: Starts
@@ -213,6 +218,7 @@ class Newton(eqx.Module):
             noise=jnp.asarray(jnp.inf, dtype),
             gap=jnp.asarray(jnp.inf, dtype),
             gap_error=jnp.asarray(jnp.inf, dtype),
+            judged=jnp.asarray(jnp.inf, dtype),
             has_converged=jnp.asarray(False),
             has_given_up=jnp.asarray(False),
             starts=Starts.of(start, nowhere, self.most_starts),
@@ -316,6 +322,8 @@ class Newton(eqx.Module):
         is_at_top |= (is_hidden & is_model_top) | is_near
         is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
         is_over, is_lonely = is_at_top | is_spent | is_small, is_spent & ~now.starts.are_open  # no start is left
+        # Newton steps at an optimum leave next to nothing of a gap, but for what the gradient loses.
+        is_stalled = only_judges & ~has_converged & (gap < hidden) & (gap > STALLED * now.judged)
         too_much = now.here.value - found.there.value  # that these draws promise, where others are evaluated
         fewest = draws.blocks / self.objective.most_blocks  # of what is too much is left on the most draws
         is_hopeless = validates & fits_its_draws(too_much, now.gained, fewest, self.tolerance)
@@ -336,8 +344,11 @@ class Newton(eqx.Module):
             noise=noise,
             gap=jnp.where(moves & ~has_converged, jnp.inf, gap),
             gap_error=error,
+            judged=jnp.where(judges, gap, now.judged),
             has_converged=has_converged,
-            has_given_up=(is_lost & ~first) | (is_stuck & ~is_near) | is_too_noisy | is_hopeless | is_lonely,
+            has_given_up=(is_lost & ~first)
+            | (is_stuck & ~is_near)
+            | (is_too_noisy | is_hopeless | is_lonely | is_stalled),
             starts=now.starts._replace(lost=now.starts.lost + (is_lost & first)),
             num_gradients=now.num_gradients
             + self.objective.cost(draws, found.trials)
