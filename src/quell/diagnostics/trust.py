@@ -58,16 +58,16 @@ def _of_end(result: "FitResult") -> str | None:
         )
     if status is not Status.NOT_CONVERGED and not is_far:
         return None
+    is_single = jax.tree.leaves(result.params)[0].dtype == jnp.float32
+    is_rounded = is_single and result.choice is not None and result.choice.exact
+    double = "call `jax.config.update('jax_enable_x64', True)`"
     if gap is None or not math.isfinite(gap.value):
         text = "The fit has not converged. Take more `steps`, or go on from `params=result.params`."
-        is_single = jax.tree.leaves(result.params)[0].dtype == jnp.float32
-        if is_single and result.choice is not None and result.choice.exact:
-            text += " Where they did not run out, rounding hides the rest: call "
-            text += "`jax.config.update('jax_enable_x64', True)`."
-        return text
+        return f"{text} Where they did not run out, rounding hides the rest: {double}." if is_rounded else text
     left = f"The fit has not converged: about {gap} nats are left to gain"
     if gap.value > gap.standard_error:
-        return f"{left}. Take more `steps` where they ran out, else a larger `tolerance`."
+        precision = f"{double}, since rounding keeps the rest, or take " if is_rounded else ""
+        return f"{left}. Take more `steps` where they ran out, else {precision}a larger `tolerance`."
     most = 2 * (max(gap.value, 0.0) + gap.standard_error)
     return f"{left}, too few to be told from noise. If {most:.1g} nats are near enough, take that as `tolerance`."
 
