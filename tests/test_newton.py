@@ -16,6 +16,7 @@ from jax.flatten_util import ravel_pytree
 
 import quell
 from numpyro_models import CENTRED
+from quell.core.estimate import Estimate
 from quell.fit import attempts
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo, noise_of_block, whitened_noise
 from quell.fit.gap import measure_gap
@@ -486,6 +487,16 @@ def test_a_scale_that_rounding_hides_is_told():
         result = quell.fit(model, quell.MeanField(1), key=jax.random.key(0))
         assert any("jax_enable_x64" in text for text in result.warnings)
         assert result.history.num_steps < 100
+
+
+@pytest.mark.parametrize("is_double", [False, True], ids=["single", "double"])
+def test_a_gap_of_an_exact_fit_in_single_precision_asks_for_double(is_double):
+    with jax.enable_x64(is_double):
+        result = quell.fit(quadratic()[0], quell.MeanField(3), key=jax.random.key(0))
+        short = dataclasses.replace(result, status=quell.Status.NOT_CONVERGED, measured_gap=Estimate(0.03, 0.0))
+        (text,) = (text for text in short.warnings if "0.03" in text)
+    assert ("jax_enable_x64" in text) != is_double
+    assert "`tolerance`" in text
 
 
 def ended(newton):
