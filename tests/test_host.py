@@ -78,6 +78,13 @@ CASES = {
         lambda x: (x.sum(), x.sum(0), x.prod(1), x.max(0), x.min(), (x > 0).all(0), (x > 0).any(), (x > 0).sum()),
         X,
     ),
+    "short rows": (
+        lambda x: [
+            (x[:, :k].sum(1), x[:, :k].max(1), x[:, :k].prod(1), (x[:, :k] > 0).all(1), (x[:, :k] > 0).any(1))
+            for k in (1, 3, 9)
+        ],
+        np.random.default_rng(0).normal(size=(200, 9)),
+    ),
     "extremes": (lambda x: (jnp.argmax(x), jnp.argmin(x, 1)), X),
     "cumulated": (lambda x: (jnp.cumsum(x, 0), lax.cumprod(x, 1, reverse=True), lax.cummax(x), lax.cumlogsumexp(x)), X),
     "sorted": (lambda x: (jnp.sort(x, 0), jnp.argsort(x, 1), lax.sort([x[:, 0] > 0, x[:, 1]], num_keys=2)), X),

@@ -30,6 +30,8 @@ CONTRADICTION, LARGE_DIFFERENCE = 5.0, 1.0
 ROUNDED = 10.0
 """Units of rounding of the ELBO that both may differ by."""
 
+DOUBLE = "call `jax.config.update('jax_enable_x64', True)`"
+
 
 def warnings_of(result: "FitResult") -> tuple[str, ...]:
     """The sentences; none where nothing speaks against the fit.
@@ -60,16 +62,21 @@ def _of_end(result: "FitResult") -> str | None:
         return None
     is_single = jax.tree.leaves(result.params)[0].dtype == jnp.float32
     is_rounded = is_single and result.choice is not None and result.choice.exact
-    double = "call `jax.config.update('jax_enable_x64', True)`"
     if gap is None or not math.isfinite(gap.value):
         text = "The fit has not converged. Take more `steps`, or go on from `params=result.params`."
-        return f"{text} Where they did not run out, rounding hides the rest: {double}." if is_rounded else text
+        return f"{text} Where they did not run out, rounding hides the rest: {DOUBLE}." if is_rounded else text
     left = f"The fit has not converged: about {gap} nats are left to gain"
     if gap.value > gap.standard_error:
-        precision = f"{double}, since rounding keeps the rest, or take " if is_rounded else ""
+        is_rounded &= gap.value < _rounding(result)
+        precision = f"{DOUBLE}, since rounding keeps the rest, or take " if is_rounded else ""
         return f"{left}. Take more `steps` where they ran out, else {precision}a larger `tolerance`."
     most = 2 * (max(gap.value, 0.0) + gap.standard_error)
     return f"{left}, too few to be told from noise. If {most:.1g} nats are near enough, take that as `tolerance`."
+
+
+def _rounding(result: "FitResult") -> float:
+    """Nats of the ELBO that rounding may hide."""
+    return ROUNDED * float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps) * abs(result.final_elbo.value)
 
 
 def _of_starts(result: "FitResult") -> str | None:
@@ -107,7 +114,7 @@ def _of_precision(result: "FitResult") -> str | None:
     lost = int(np.sum(np.sqrt(variance) < 10 * eps * np.abs(mean)))
     if not lost:
         return None
-    remedy = "centre or scale the data" if eps < 1e-10 else "call `jax.config.update('jax_enable_x64', True)`"
+    remedy = "centre or scale the data" if eps < 1e-10 else DOUBLE
     return (
         f"{lost:,} of {mean.size:,} standard deviations are below what {mean.dtype} can tell from the mean beside "
         f"them: {remedy}."
@@ -124,7 +131,7 @@ def _of_elbo(result: "FitResult") -> str | None:
     if not math.isfinite(final.value):
         return "The ELBO of the fitted distribution is not finite: it gives weight to latents of density zero."
     by_nodes, by_rounding = result.quadrature_error
-    rounding = ROUNDED * float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps) * abs(final.value)
+    rounding = _rounding(result)
     missed = by_nodes + max(by_rounding - rounding, 0.0)  # every number of that size is rounded
     if missed > LARGE_ERROR:
         return (

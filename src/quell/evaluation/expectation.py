@@ -317,7 +317,7 @@ class Expectation(eqx.Module):
         groups: of addends.
         level: how many nodes an addend takes that has no closed form.
 
-    Bias: that of Gauss-Hermite sums, which `missed` shows.
+    Bias: that of Gauss-Hermite sums, which `value_and_missed` shows.
     Cost: of a value, for each addend its program at all nodes, and its linear functions of the covariance.
     """
 

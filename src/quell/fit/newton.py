@@ -99,7 +99,7 @@ class NewtonState(NamedTuple):
         gap: nats between the parameters and the optimum; infinite where it was not measured at them, or one step before
             where that is the last of an exact fit.
         gap_error: the standard error of `gap`, at most.
-        judged: the gap when it was last compared with the tolerance; infinite before.
+        judged: the gap when it was last known and compared with the tolerance; infinite before.
         has_converged: whether the gap is below the tolerance.
         has_given_up: whether it would take too many draws or starts, or rounding hides what is left to gain.
         starts: that were tried.
@@ -253,7 +253,8 @@ class Newton(eqx.Module):
         only_judges = judges & self.objective.is_exact  # and takes no step, so that no boundary hides the gap
         leaps = (now.phase == Phase.MOVE) & now.leaps.are_due if self._may_leap else jnp.asarray(False)
         radius = jnp.where(measures | only_judges, jnp.inf, now.radius)
-        most = jnp.where(measures | judges, SMALL_RESIDUAL, LARGEST_RESIDUAL)
+        was_judged = jnp.isfinite(now.judged) & self.objective.is_exact  # one step is to leave nothing of that gap
+        most = jnp.where(measures | judges | was_judged, SMALL_RESIDUAL, LARGEST_RESIDUAL)
         residual = jnp.clip(jnp.sqrt(jnp.sqrt(inner(way, way))), SMALL_RESIDUAL, most)
         solved = jax.lax.cond(
             evaluates | leaps,
@@ -344,7 +345,7 @@ class Newton(eqx.Module):
             noise=noise,
             gap=jnp.where(moves & ~has_converged, jnp.inf, gap),
             gap_error=error,
-            judged=jnp.where(judges, gap, now.judged),
+            judged=jnp.where(judges & jnp.isfinite(gap), gap, now.judged),
             has_converged=has_converged,
             has_given_up=(is_lost & ~first)
             | (is_stuck & ~is_near)
@@ -393,6 +394,8 @@ class Newton(eqx.Module):
         differs = jnp.isfinite(apart) & ~(jnp.where(compares, -0.5 * higher, jnp.abs(higher)) <= apart)
         between = halfway(starts.params, params)
         starts = select(meets & (higher > 0), starts._replace(params=params, here=here), starts)
+        alone = jnp.minimum(starts.agreeing, 1)  # either of two optima as high as each other
+        starts = starts._replace(agreeing=jnp.where(compares & differs, alone, starts.agreeing))
         ends = ends & ~meets
         has_found = jnp.isfinite(apart)
         added = starts.add(params, here, after.num_gradients, self.objective.size, self.most_starts, has_found, differs)

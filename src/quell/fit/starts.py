@@ -129,7 +129,7 @@ class Starts(NamedTuple):
             wanted=jnp.where(gradients * size > LARGEST_SEARCH, 0, wanted).astype(jnp.int32),
             first=first,
             began=gradients,
-            differ=self.differ | (~is_first & differs),
+            differ=self.differ | ((self.agreeing > 0) & differs),
         )
 
 

@@ -80,7 +80,7 @@ def _agrees(way: Likelihood, among: Float[np.ndarray, "probe datum"]) -> bool:
         return alone
 
     try:
-        subsets = random_subsets(among.shape[1], (*_SMALL, among.shape[1] // 2))
+        subsets = random_subsets(among.shape[1], (*_SMALL, max(2, among.shape[1] // 2)))
         return row_difference(evaluate, among, subsets, rtol=1e-4) is None
     except Exception:  # a model that was not written for fewer rows may raise anything
         return False
