@@ -57,6 +57,7 @@ def test_live_equations_are_those_that_reach_an_output():
     read = {var for equation in live for var in variables(equation.invars)}
     assert program.invars[0] in read
     assert program.invars[1] not in read
+    assert live_equations(program, []) == []
 
 
 # Batched LAPACK calls

@@ -18,9 +18,11 @@ from numpyro import sample
 
 import quell
 from quell.core import compilation, tiers
-from quell.core.host import HostProgram, Unsupported, compiled_part, parts, remembered_part
+from quell.core.host import HostProgram, Unsupported, compiled_part, parts, remembered_part, remembering
 from quell.core.put import put
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
+from quell.evaluation.problem import exactly
+from quell.fit.common_draws import Draws, ExactElbo
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 3))
@@ -396,6 +398,64 @@ def test_between_runs_nothing_is_kept_of_the_arguments():
     gc.collect()
     assert program.parts
     assert gone() is None
+
+
+def test_within_a_fit_a_part_runs_once_for_the_same_arguments(monkeypatch):
+    calls, quick = [], parts.quick_program
+
+    def watched(closed):
+        run = quick(closed)
+        return lambda *arguments: calls.append(1) or run(*arguments)
+
+    monkeypatch.setattr(parts, "quick_program", watched)
+    closed = jax.make_jaxpr(long_part)(put([0.1]), put(np.arange(5.0)))
+    program, data = HostProgram(closed, with_parts=True), jax.device_put(1e-3 * np.arange(5.0))
+    with remembering():
+        for x in (0.1, 0.1, 0.2, -0.0, 0.0, 0.1):
+            (found,) = program(np.array([x]), data)
+            np.testing.assert_allclose(found, jax.jit(long_part)(put([x]), data), rtol=1e-12)
+    assert len(calls) == 5  # zeros of either sign are not the same
+    gone = weakref.ref(data)
+    del data
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_large_argument_is_the_same_only_as_the_same_array(monkeypatch):
+    monkeypatch.setattr(parts, "LARGEST_COMPARED", 3)
+    one = parts.CompiledPart(jax.make_jaxpr(lambda x: 2 * x)(put(np.arange(4.0))))
+    seen = np.arange(4.0)
+    first = one(seen)
+    assert one(seen) is first
+    assert one(seen.copy()) is not first
+
+
+def test_what_no_output_needs_is_not_computed():
+    """Of a call too: where a part of its results is wanted, work on the others is left out."""
+
+    @jax.jit
+    def both(x):
+        return jnp.sin(x), lax.fori_loop(0, 1000, lambda _, y: jnp.cos(y), x)
+
+    program = HostProgram(jax.make_jaxpr(lambda x: both(x)[0])(0.1))
+    np.testing.assert_allclose(program(np.float64(0.1)), [np.sin(0.1)])
+    assert program.expected_work < 10
+
+
+def test_a_step_of_an_exact_fit_compiles_one_program_and_its_derivative():
+    """Value and slope come with the second derivatives, which the next step begins with."""
+    problem = quell.Problem(quell.from_numpyro(student, np.random.default_rng(0).normal(size=50)), quell.MeanField(2))
+    objective, params = ExactElbo(exactly(problem)), problem.family.init()
+    draws = Draws(jnp.asarray(0, jnp.uint32), *jnp.ones((2, 1), jnp.int32))
+
+    def step(params):
+        here = objective.around(params, draws)
+        return jax.tree.leaves((here.value, objective.product(params, draws)(here.grad)))
+
+    program = HostProgram(jax.make_jaxpr(step)(params), with_parts=True)
+    for one, two in zip(program(*params), jax.jit(step)(params), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+    assert len(program.parts) == 2
 
 
 def test_parts_tell_apart_static_values_that_compare_equal():

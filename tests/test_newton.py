@@ -543,7 +543,7 @@ def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
 
 
 class Coarse(ExactElbo):
-    """An ELBO so high that nothing is known of its last nats, whose gradient is off by less, differently at each point."""
+    """An ELBO so high that its last nats are unknown, whose gradient is off by less, differently at each point."""
 
     def around(self, params, draws):
         found = super().around(params, draws)

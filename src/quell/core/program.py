@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Walking through the programs (jaxprs) that JAX traces from functions."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -45,9 +45,14 @@ def returns_none(function: Callable[[], Any]) -> bool:
     return jax.eval_shape(function) is None
 
 
-def live_equations(jaxpr: Any) -> list[Any]:
-    """The equations of a program, without the programs within it, whose results reach an output; in their order."""
-    needed, found = set(variables(jaxpr.outvars)), []
+def live_equations(jaxpr: Any, outputs: Sequence[Any] | None = None) -> list[Any]:
+    """The equations of a program, without the programs within it, whose results reach an output; in their order.
+
+    Args:
+        jaxpr: the program.
+        outputs: those of its outputs that count; `None` for all.
+    """
+    needed, found = set(variables(jaxpr.outvars if outputs is None else outputs)), []
     for equation in reversed(jaxpr.eqns):
         if needed.intersection(equation.outvars):
             needed.update(variables(equation.invars))

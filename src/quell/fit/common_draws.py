@@ -319,14 +319,17 @@ class ExactElbo(eqx.Module):
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
-        origin = self.problem.family.geometry.origin(params)
-        value, grad = _value_and_slope(self, params, origin)
-        return LocalElbo(value, grad, origin, jnp.zeros_like(value))
+        grad, _, value = self._linearized(params)
+        return LocalElbo(value, grad, self.problem.family.geometry.origin(params), jnp.zeros_like(value))
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""
+        return self._linearized(params)[1]
+
+    def _linearized(self, params: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree], Float[Array, ""]]:
+        """Gradient in the chart, how it changes, and value: one program for both, since a step compiles it."""
         origin = self.problem.family.geometry.origin(params)
-        return jax.linearize(lambda at: _value_and_slope(self, params, at)[1], origin)[1]
+        return jax.linearize(functools.partial(_slope_and_value, self, params), origin, has_aux=True)
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points."""
@@ -337,9 +340,9 @@ class ExactElbo(eqx.Module):
 
 
 @compiled_part
-def _value_and_slope(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[Float[Array, ""], PyTree]:
-    """The work of a step; a product with the Hessian is its derivative."""
-    return jax.value_and_grad(objective._at, argnums=1)(params, at)
+def _slope_and_value(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[PyTree, Float[Array, ""]]:
+    """The work of a step; a product with the Hessian is the derivative of the slope."""
+    return jax.value_and_grad(objective._at, argnums=1)(params, at)[::-1]
 
 
 @compiled_part

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int, PyTree
 
 from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.devices import in_use
+from quell.core.host import remembering
 from quell.core.processes import ProcessLost, agree, are_several, first_says, hint_if_killed, process_lost
 from quell.fit import loop
 from quell.fit.checkpoint.file import CheckpointError
@@ -47,7 +48,7 @@ def run_plan(plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
         bar: that shows how far they have come.
     """
     steps, keeper = plan.options.steps, Keeper(plan.options.checkpoint)
-    with in_use(plan.options.mesh):
+    with in_use(plan.options.mesh), remembering():
         fits = FitLoop(keeper.first(plan))
         if steps < (done := int(fits.step.max())):
             raise CheckpointError(

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of a program that NumPy does not run as it runs the rest: those worth a compiler, and those that come again."""
 
+import contextlib
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -24,6 +26,37 @@ LARGEST_ARGUMENT = 8
 
 MOST_REMEMBERED = 2**22
 """Elements of results that are remembered."""
+
+LARGEST_COMPARED = 2**20
+"""Elements of an argument that is compared by its numbers; a larger one is the same only where it is the same array."""
+
+
+class Forgetful(Protocol):
+    """What may let go of what it remembers."""
+
+    def forget(self) -> None:
+        """Let go of all arguments and results."""
+        ...
+
+
+REMEMBERING: ContextVar[set[Forgetful] | None] = ContextVar("REMEMBERING", default=None)
+"""Programs that will be run again with most of their arguments, and have not let go of them between their runs."""
+
+
+@contextlib.contextmanager
+def remembering() -> Iterator[None]:
+    """Programs that run within remember arguments and results until the end, and elsewhere until they have run.
+
+    A step of a fit begins with what the one before has computed last, and most steps are runs of their own.
+    """
+    programs = set[Forgetful]()
+    token = REMEMBERING.set(programs)
+    try:
+        yield
+    finally:
+        REMEMBERING.reset(token)
+        for program in programs:
+            program.forget()
 
 
 def compiled_part(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +104,7 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 class CompiledPart:
-    """A part that XLA compiles at its first call.
+    """A part that XLA compiles at its first call; results of the last are kept for one with the same arguments.
 
     Args:
         closed: its program.
@@ -83,31 +116,42 @@ class CompiledPart:
         self.forget()
 
     def forget(self) -> None:
-        """Let go of the arguments of the last call."""
-        self._last: list[Any] = [(None, None)] * len(self.closed.jaxpr.invars)
+        """Let go of the arguments and the results of the last call."""
+        self._last: tuple[tuple[Any, ...], list[np.ndarray]] | None = None
+        self._sent: list[Any] = [(None, None)] * len(self.closed.jaxpr.invars)
 
     def __call__(self, *operands: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
+        if self._last is not None and all(map(_are_same, operands, self._last[0])):
+            return self._last[1]
+        self._last = None
         arguments = [self._argument(number, operand) for number, operand in enumerate(operands)]
-        if "_run" in self.__dict__:
-            return [np.asarray(one) for one in self._run(*arguments)]
-        with COMPILE_CLOCK.compiling():
-            return [np.asarray(one) for one in self._run(*arguments)]
+        with contextlib.nullcontext() if "_run" in self.__dict__ else COMPILE_CLOCK.compiling():
+            found = [np.asarray(one) for one in self._run(*arguments)]
+        self._last = operands, found
+        return found
 
     def _argument(self, number: int, operand: Any) -> Any:
         """Data are the same array in every call: from the second on they are on the device."""
-        last, sent = self._last[number]
+        last, sent = self._sent[number]
         if last is not operand:
-            self._last[number] = (operand, None)
+            self._sent[number] = (operand, None)
             return operand
         if sent is None:
             sent = jax.device_put(operand)
-            self._last[number] = (operand, sent)
+            self._sent[number] = (operand, sent)
         return sent
 
     @functools.cached_property
     def _run(self) -> Callable[..., Any]:
         return quick_program(self.closed)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two arrays, or numbers, of the same shape and type are the same, to the last bit."""
+    if one is other:
+        return True
+    return np.size(one) <= LARGEST_COMPARED and np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 class RememberedPart:

@@ -18,11 +18,12 @@ from quell.core.host.parts import (
     COMPILED,
     LARGEST_ARGUMENT,
     REMEMBERED,
+    REMEMBERING,
     CompiledPart,
     RememberedPart,
 )
 from quell.core.host.primitives import RULES
-from quell.core.program import live_equations
+from quell.core.program import live_equations, variables
 
 CALLS = {
     "jit",
@@ -96,16 +97,39 @@ class HostProgram:
         self._block = Block(self, closed.jaxpr, [_on_host(const) for const in closed.consts])
         self.expected_work = self._block.expected_work
         self._shapes = [(var.aval.shape, var.aval.dtype) for var in closed.jaxpr.outvars]
+        self._seen: dict[int, tuple[Any, Any]] = {}
 
     def __call__(self, *arguments: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
+        programs = REMEMBERING.get()
         try:
             with np.errstate(all="ignore"):
-                found = self._block(self._block.prepared(), list(map(_argument, arguments)))
-        finally:  # between runs nothing keeps the arguments alive
-            for part in self.parts.values():
-                part.forget()
+                found = self._block(self._block.prepared(), [self._argument(*one) for one in enumerate(arguments)])
+        finally:
+            if programs is None:  # nothing keeps the arguments alive
+                self.forget()
+            else:
+                programs.add(self)
         return [np.asarray(one, dtype).reshape(shape) for one, (shape, dtype) in zip(found, self._shapes, strict=True)]
+
+    def forget(self) -> None:
+        """Let go of the arguments of the last run, and of what parts remember."""
+        self._seen.clear()
+        for part in self.parts.values():
+            part.forget()
+
+    def _argument(self, number: int, value: Any) -> Any:
+        """An argument as an array of NumPy, the same one where it was the same in the last run.
+
+        An array of NumPy that its owner may write to is copied, since a result may be a view of it.
+        """
+        if isinstance(value, np.ndarray):
+            return np.array(value)
+        last, view = self._seen.get(number, (None, None))
+        if last is not value:
+            view = _on_host(value)
+            self._seen[number] = value, view
+        return view
 
 
 class Call(NamedTuple):
@@ -145,7 +169,7 @@ class Block:
         slots = [names[var] for var in jaxpr.invars]
         self.fixed = [slot for slot in slots[: len(known)] if self.values[slot] is None]
         self.inputs, self.invariant = slots[len(known) :], set(self.fixed)
-        self._add(jaxpr, names)
+        self._add(jaxpr, names, jaxpr.outvars)
         self.outputs = [self._read(atom, names) for atom in jaxpr.outvars]
 
     def prepared(self, fixed: Sequence[Any] = ()) -> list[Any]:
@@ -182,9 +206,11 @@ class Block:
         aval: Any = atom.aval
         return self._slot(np.asarray(atom.val, aval.dtype))
 
-    def _add(self, jaxpr: Any, names: dict[Any, int]) -> None:
-        """Translate the equations of a program whose inputs have slots."""
-        for equation in live_equations(jaxpr):
+    def _add(self, jaxpr: Any, names: dict[Any, int], outputs: Sequence[Any]) -> None:
+        """Translate the equations, of a program whose inputs have slots, that some outputs need."""
+        live = live_equations(jaxpr, outputs)
+        needed = set(variables(outputs)).union(*(variables(equation.invars) for equation in live))
+        for equation in live:
             operands = [self._read(atom, names) for atom in equation.invars]
             inner = self._inner(equation, operands)
             if inner is not None:
@@ -193,8 +219,10 @@ class Block:
                 inside |= {
                     v: self._slot(_on_host(c)) for v, c in zip(closed.jaxpr.constvars, closed.consts, strict=True)
                 }
-                self._add(closed.jaxpr, inside)
-                names |= {o: self._read(i, inside) for o, i in zip(equation.outvars, closed.jaxpr.outvars, strict=True)}
+                pairs = zip(equation.outvars, closed.jaxpr.outvars, strict=True)
+                results = {own: result for own, result in pairs if own in needed}
+                self._add(closed.jaxpr, inside, list(results.values()))
+                names |= {own: self._read(result, inside) for own, result in results.items()}
                 continue
             names |= {var: self._slot() for var in equation.outvars}
             self._call(equation, operands, [names[var] for var in equation.outvars])
@@ -391,11 +419,6 @@ def _is_foreign(aval: Any) -> bool:
     """Whether NumPy has no such numbers: half precision of brains, complex ones that no rule was made for."""
     dtype = key_free(aval.dtype)
     return dtype.kind not in "biuf"
-
-
-def _argument(value: Any) -> Any:
-    """An array of NumPy that its owner may write to is copied, since a result may be a view of it."""
-    return np.array(value) if isinstance(value, np.ndarray) else _on_host(value)
 
 
 def _on_host(value: Any) -> Any:
