@@ -3,6 +3,7 @@
 
 import functools
 import gc
+import importlib
 import math
 import weakref
 
@@ -18,11 +19,13 @@ from numpyro import sample
 
 import quell
 from quell.core import compilation, tiers
-from quell.core.host import HostProgram, Unsupported, compiled_part, parts, remembered_part, remembering
+from quell.core.host import HostProgram, TooLong, Unsupported, compiled_part, parts, remembered_part, remembering
 from quell.core.put import put
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 from quell.evaluation.problem import exactly
 from quell.fit.common_draws import Draws, ExactElbo
+
+driver = importlib.import_module("quell.fit.driver")
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(4, 3))
@@ -421,13 +424,29 @@ def test_within_a_fit_a_part_runs_once_for_the_same_arguments(monkeypatch):
     assert gone() is None
 
 
-def test_a_large_argument_is_the_same_only_as_the_same_array(monkeypatch):
-    monkeypatch.setattr(parts, "LARGEST_COMPARED", 3)
-    one = parts.CompiledPart(jax.make_jaxpr(lambda x: 2 * x)(put(np.arange(4.0))))
-    seen = np.arange(4.0)
-    first = one(seen)
-    assert one(seen) is first
-    assert one(seen.copy()) is not first
+def test_results_are_those_of_one_call_whatever_other_threads_do(monkeypatch):
+    part = parts.CompiledPart(jax.make_jaxpr(lambda x: 2 * x)(put([1.0])))
+    expected, are_same = part(put([1.0])), parts._are_same
+
+    def meanwhile(one, other):
+        found = are_same(one, other)
+        part._last = (put([5.0]),), [np.array([10.0])]
+        return found
+
+    monkeypatch.setattr(parts, "_are_same", meanwhile)
+    assert part(put([1.0])) is expected
+
+
+def test_a_program_that_fails_keeps_nothing():
+    program = HostProgram(jax.make_jaxpr(lambda x: lax.while_loop(lambda y: y < 1e9, lambda y: y + 1, x))(0.0), 10.0)
+    data = jax.device_put(1.0)
+    with remembering():
+        with pytest.raises(TooLong):
+            program(data)
+        gone = weakref.ref(data)
+        del data
+        gc.collect()
+        assert gone() is None
 
 
 def test_what_no_output_needs_is_not_computed():
@@ -442,10 +461,11 @@ def test_what_no_output_needs_is_not_computed():
     assert program.expected_work < 10
 
 
-def test_a_step_of_an_exact_fit_compiles_one_program_and_its_derivative():
-    """Value and slope come with the second derivatives, which the next step begins with."""
+@pytest.mark.parametrize(("is_alone", "num_parts"), [(True, 2), (False, 3)], ids=["alone", "several"])
+def test_a_step_of_an_exact_fit_compiles_one_program_and_its_derivative(is_alone, num_parts):
+    """Value and slope come with the second derivatives, which the next step begins with; not of several fits."""
     problem = quell.Problem(quell.from_numpyro(student, np.random.default_rng(0).normal(size=50)), quell.MeanField(2))
-    objective, params = ExactElbo(exactly(problem)), problem.family.init()
+    objective, params = ExactElbo(exactly(problem), is_alone), problem.family.init()
     draws = Draws(jnp.asarray(0, jnp.uint32), *jnp.ones((2, 1), jnp.int32))
 
     def step(params):
@@ -455,7 +475,7 @@ def test_a_step_of_an_exact_fit_compiles_one_program_and_its_derivative():
     program = HostProgram(jax.make_jaxpr(step)(params), with_parts=True)
     for one, two in zip(program(*params), jax.jit(step)(params), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
-    assert len(program.parts) == 2
+    assert len(program.parts) == num_parts
 
 
 def test_parts_tell_apart_static_values_that_compare_equal():
@@ -503,6 +523,32 @@ def test_a_fit_is_the_same_whether_parts_or_the_whole_are_compiled(monkeypatch, 
             return result.final_elbo.value
 
     assert elbo(True) == pytest.approx(elbo(False), abs=0.02)
+
+
+@pytest.mark.parametrize("last", [None, 5], ids=["to its end", "interrupted"])
+def test_the_next_step_begins_with_what_a_trial_has_computed(monkeypatch, last):
+    """The large program does not run for a trial and for the step after it, and nothing is kept after the fit."""
+    runs, seen, quick, call = [], set(), parts.quick_program, parts.CompiledPart.__call__
+
+    def watched(closed):
+        run = quick(closed)
+        return lambda *arguments: runs.append(closed) or run(*arguments)
+
+    def interrupt(progress):
+        if progress.step == last:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "quick_program", watched)
+    monkeypatch.setattr(parts.CompiledPart, "__call__", lambda self, *given: seen.add(self) or call(self, *given))
+    monkeypatch.setattr(driver, "_CHUNK_SECONDS", 0.0)  # a run for each step
+    tiers._program.cache_clear()
+    model = quell.from_numpyro(student, jnp.asarray(RNG.normal(size=20_000)))
+    result = quell.fit(model, quell.MeanField(model.dim), key=jax.random.key(0), callback=interrupt)
+    assert result.status is (quell.Status.CONVERGED if last is None else quell.Status.INTERRUPTED)
+    largest = max(runs, key=lambda closed: len(closed.jaxpr.outvars))
+    assert len({id(closed) for closed in runs}) == len(seen) <= 3
+    assert sum(closed is largest for closed in runs) < 2 * result.history.num_steps
+    assert all(part._last is None for part in seen)
 
 
 def test_a_function_is_traced_once_for_each_kind_of_arguments():

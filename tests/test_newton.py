@@ -572,9 +572,19 @@ NOTHING, SAME, OTHER = (-5.0, False, False), (0.0, True, False), (0.0, True, Tru
         ([SAME, NOTHING, SAME, NOTHING, SAME], [3, 4, 4, 5, 5], False),
         ([SAME, (1.0, True, True), (1.0, True, False), (1.0, True, False)], [3, 4, 4, 4], True),
         ([SAME, SAME, (1.0, True, True), OTHER, (1.0, True, False)], [3, 3, 5, 6, 6], True),
-        ([SAME, (1.0, False, False), OTHER, (2.0, True, True)], [3, 5, 6, 6], False),
+        ([SAME, (1.0, False, False), OTHER, (2.0, True, True)], [3, 5, 6, 6], True),
+        ([SAME, (1.0, False, False), OTHER], [3, 5, 6], False),
+        ([NOTHING, (1.0, True, True), SAME], [4, 4, 4], False),
     ],
-    ids=["agree", "some find nothing", "the first is alone", "the best is found late", "the best is no optimum"],
+    ids=[
+        "agree",
+        "some find nothing",
+        "the first is alone",
+        "the best is found late",
+        "the best is no optimum",
+        "nor is it",
+        "the first is none",
+    ],
 )
 def test_starts_are_tried_until_three_have_found_the_best_optimum(ends, wanted, differ):
     family = quell.MeanField(2)

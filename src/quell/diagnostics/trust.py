@@ -30,7 +30,8 @@ CONTRADICTION, LARGE_DIFFERENCE = 5.0, 1.0
 ROUNDED = 10.0
 """Units of rounding of the ELBO that both may differ by."""
 
-DOUBLE = "call `jax.config.update('jax_enable_x64', True)`"
+IN_DOUBLE = "call `jax.config.update('jax_enable_x64', True)`"
+"""What to do where single precision is too little."""
 
 
 def warnings_of(result: "FitResult") -> tuple[str, ...]:
@@ -64,11 +65,11 @@ def _of_end(result: "FitResult") -> str | None:
     is_rounded = is_single and result.choice is not None and result.choice.exact
     if gap is None or not math.isfinite(gap.value):
         text = "The fit has not converged. Take more `steps`, or go on from `params=result.params`."
-        return f"{text} Where they did not run out, rounding hides the rest: {DOUBLE}." if is_rounded else text
+        return f"{text} Where they did not run out, rounding hides the rest: {IN_DOUBLE}." if is_rounded else text
     left = f"The fit has not converged: about {gap} nats are left to gain"
     if gap.value > gap.standard_error:
-        is_rounded &= gap.value < _rounding(result)
-        precision = f"{DOUBLE}, since rounding keeps the rest, or take " if is_rounded else ""
+        is_rounded = is_rounded and result.is_here and gap.value < _rounding(result)
+        precision = f"{IN_DOUBLE}, since rounding keeps the rest, or take " if is_rounded else ""
         return f"{left}. Take more `steps` where they ran out, else {precision}a larger `tolerance`."
     most = 2 * (max(gap.value, 0.0) + gap.standard_error)
     return f"{left}, too few to be told from noise. If {most:.1g} nats are near enough, take that as `tolerance`."
@@ -114,7 +115,7 @@ def _of_precision(result: "FitResult") -> str | None:
     lost = int(np.sum(np.sqrt(variance) < 10 * eps * np.abs(mean)))
     if not lost:
         return None
-    remedy = "centre or scale the data" if eps < 1e-10 else DOUBLE
+    remedy = "centre or scale the data" if eps < 1e-10 else IN_DOUBLE
     return (
         f"{lost:,} of {mean.size:,} standard deviations are below what {mean.dtype} can tell from the mean beside "
         f"them: {remedy}."

@@ -294,12 +294,15 @@ class ExactElbo(eqx.Module):
 
     Args:
         problem: with an exact ELBO.
+        is_alone: whether no other fit is beside this one. Then a trial computes second derivatives too, which the step
+            after it begins with: value and gradient alone would be one program more to compile.
 
-    Cost: a pass over all data for a value, about three for a gradient. The second derivatives of all addends take
-    about six, once for each step; a product then goes through no node.
+    Cost: about three passes over all data for a gradient, six with the second derivatives of all addends; a product
+    then goes through no node. Where a part is compiled by itself a trial takes six, and the step after it none.
     """
 
     problem: Problem
+    is_alone: bool = eqx.field(static=True, default=True)
 
     is_exact, pieces, first_pieces, has_many_coordinates = True, 1, 1, False
     most_blocks = 2**20
@@ -319,16 +322,21 @@ class ExactElbo(eqx.Module):
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
-        grad, _, value = self._linearized(params)
-        return LocalElbo(value, grad, self.problem.family.geometry.origin(params), jnp.zeros_like(value))
+        origin = self.problem.family.geometry.origin(params)
+        if self.is_alone:
+            grad, _, value = self._linearized(params, origin)
+        else:
+            grad, value = _slope_and_value(self, params, origin)
+        return LocalElbo(value, grad, origin, jnp.zeros_like(value))
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""
-        return self._linearized(params)[1]
+        return self._linearized(params, self.problem.family.geometry.origin(params))[1]
 
-    def _linearized(self, params: PyTree) -> tuple[PyTree, Callable[[PyTree], PyTree], Float[Array, ""]]:
-        """Gradient in the chart, how it changes, and value: one program for both, since a step compiles it."""
-        origin = self.problem.family.geometry.origin(params)
+    def _linearized(
+        self, params: PyTree, origin: PyTree
+    ) -> tuple[PyTree, Callable[[PyTree], PyTree], Float[Array, ""]]:
+        """Gradient in the chart, how it changes, and value."""
         return jax.linearize(functools.partial(_slope_and_value, self, params), origin, has_aux=True)
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:

@@ -89,25 +89,28 @@ def choose(
 
     is_small = not on_disk(model.data) and problem.family.num_params <= MOST_PARAMS
     is_default = is_free and given is None and options.rule is None and options.average_from is None
+    is_alone = key.ndim == 0
     may_take_newton &= is_default and natural and is_small
     if has_closed_form and (natural or model.num_data <= LARGEST_EXACT):
         reason = "Every term has a closed form on all data: the gradient is exact, and there is no noise to remove."
         gradient, choice = Gradient(problem, base=EXACT, rule=rule), Choice("exact", (), reason + begins)
         if may_take_newton and rows is None:
-            return Method(Newton(gradient, ExactElbo(problem), options.tolerance, starts(problem)), choice)
+            newton = Newton(gradient, ExactElbo(problem, is_alone), options.tolerance, starts(problem))
+            return Method(newton, choice)
         return method(gradient, choice, rows)
     may_read = may_take_newton and options.mesh is None  # what is read lies on one device
     exact = problem if level is None or not may_read else exactly(problem, level)
     if exact.expectation is not None:
         reason = "Every addend sees few linear functions of the latent: the gradient is exact."
         gradient = Gradient(exact, base=default_base(problem), sampler=Sampler(NATURAL_REPLICATES), rule=rule)
-        return Method(Newton(gradient, ExactElbo(exact), options.tolerance, starts(exact)), Choice("exact", (), reason))
+        newton = Newton(gradient, ExactElbo(exact, is_alone), options.tolerance, starts(exact))
+        return Method(newton, Choice("exact", (), reason))
     draws = CommonDraws.of(problem) if may_take_newton else None
     if draws is not None:
         reason = "Newton steps on common random numbers: some draws see all data in little time."
         gradient = Gradient(problem, base=default_base(problem), sampler=Sampler(2 * draws.pairs), rule=rule)
         gives_up = options.checkpoint is None  # which has no place for the fit that would take over
-        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up, key.ndim == 0)
+        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up, is_alone)
         return Method(newton, Choice("common draws", (), reason))
     sampler = options.sampler or default_sampler(problem, natural=natural)
     base = options.base or default_base(problem)

@@ -64,6 +64,7 @@ class Starts(NamedTuple):
         first: gradients of the log density that the first took.
         began: gradients before the present one.
         differ: whether some ended in different optima.
+        found: whether some ended in an optimum.
     """
 
     params: PyTree
@@ -75,13 +76,14 @@ class Starts(NamedTuple):
     first: Float[Array, ""]
     began: Float[Array, ""]
     differ: Bool[Array, ""]
+    found: Bool[Array, ""]
 
     @classmethod
     def of(cls, params: PyTree, here: LocalElbo, most: int) -> "Starts":
         """Before the first; at most so many."""
         none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-        wanted = jnp.asarray(min(most, FEWEST_STARTS), jnp.int32)
-        return cls(params, here, none, none, wanted, none, zero, zero, jnp.asarray(False))
+        wanted, no = jnp.asarray(min(most, FEWEST_STARTS), jnp.int32), jnp.asarray(False)
+        return cls(params, here, none, none, wanted, none, zero, zero, no, no)
 
     @property
     def are_open(self) -> Bool[Array, ""]:
@@ -120,6 +122,8 @@ class Starts(NamedTuple):
         is_new = is_better & (is_first | differs | ~has_found)
         agreeing = jnp.where(is_new, 0, self.agreeing) + (has_found & (is_new | ~differs))
         ended = self.ended + 1
+        # Where the best is no optimum, one above it is above all optima before, and one below may be one of them.
+        is_other = jnp.where(self.agreeing > 0, differs, self.found & is_new & has_found)
         wanted = jnp.minimum(most, ended + jnp.maximum(FEWEST_STARTS - agreeing, 0))
         return self._replace(
             params=best[0],
@@ -129,7 +133,8 @@ class Starts(NamedTuple):
             wanted=jnp.where(gradients * size > LARGEST_SEARCH, 0, wanted).astype(jnp.int32),
             first=first,
             began=gradients,
-            differ=self.differ | ((self.agreeing > 0) & differs),
+            differ=self.differ | is_other,
+            found=self.found | has_found,
         )
 
 

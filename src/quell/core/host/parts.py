@@ -5,7 +5,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -27,20 +27,8 @@ LARGEST_ARGUMENT = 8
 MOST_REMEMBERED = 2**22
 """Elements of results that are remembered."""
 
-LARGEST_COMPARED = 2**20
-"""Elements of an argument that is compared by its numbers; a larger one is the same only where it is the same array."""
-
-
-class Forgetful(Protocol):
-    """What may let go of what it remembers."""
-
-    def forget(self) -> None:
-        """Let go of all arguments and results."""
-        ...
-
-
-REMEMBERING: ContextVar[set[Forgetful] | None] = ContextVar("REMEMBERING", default=None)
-"""Programs that will be run again with most of their arguments, and have not let go of them between their runs."""
+KEPT: ContextVar[set[Callable[[], None]] | None] = ContextVar("KEPT", default=None)
+"""How to let go of what programs remember between their runs; `None` where they do not."""
 
 
 @contextlib.contextmanager
@@ -49,14 +37,14 @@ def remembering() -> Iterator[None]:
 
     A step of a fit begins with what the one before has computed last, and most steps are runs of their own.
     """
-    programs = set[Forgetful]()
-    token = REMEMBERING.set(programs)
+    kept = set[Callable[[], None]]()
+    token = KEPT.set(kept)
     try:
         yield
     finally:
-        REMEMBERING.reset(token)
-        for program in programs:
-            program.forget()
+        KEPT.reset(token)
+        for forget in kept:
+            forget()
 
 
 def compiled_part(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,9 +110,10 @@ class CompiledPart:
 
     def __call__(self, *operands: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
-        if self._last is not None and all(map(_are_same, operands, self._last[0])):
-            return self._last[1]
-        self._last = None
+        last = self._last  # another thread may replace it
+        if last is not None and all(map(_are_same, operands, last[0])):
+            return last[1]
+        self._last = last = None
         arguments = [self._argument(number, operand) for number, operand in enumerate(operands)]
         with contextlib.nullcontext() if "_run" in self.__dict__ else COMPILE_CLOCK.compiling():
             found = [np.asarray(one) for one in self._run(*arguments)]
@@ -149,9 +138,7 @@ class CompiledPart:
 
 def _are_same(one: Any, other: Any) -> bool:
     """Whether two arrays, or numbers, of the same shape and type are the same, to the last bit."""
-    if one is other:
-        return True
-    return np.size(one) <= LARGEST_COMPARED and np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    return one is other or np.array_equal(np.ravel(one).view(np.uint8), np.ravel(other).view(np.uint8))
 
 
 class RememberedPart:

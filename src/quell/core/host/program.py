@@ -16,9 +16,9 @@ from quell.core.host.dtypes import key_free
 from quell.core.host.parts import (
     CALL_MICROSECONDS,
     COMPILED,
+    KEPT,
     LARGEST_ARGUMENT,
     REMEMBERED,
-    REMEMBERING,
     CompiledPart,
     RememberedPart,
 )
@@ -101,15 +101,17 @@ class HostProgram:
 
     def __call__(self, *arguments: Any) -> list[np.ndarray]:
         """Results, as arrays of NumPy."""
-        programs = REMEMBERING.get()
+        kept = KEPT.get()
         try:
             with np.errstate(all="ignore"):
                 found = self._block(self._block.prepared(), [self._argument(*one) for one in enumerate(arguments)])
-        finally:
-            if programs is None:  # nothing keeps the arguments alive
-                self.forget()
-            else:
-                programs.add(self)
+        except BaseException:
+            self.forget()
+            raise
+        if kept is None:  # nothing keeps the arguments alive
+            self.forget()
+        else:
+            kept.add(self.forget)
         return [np.asarray(one, dtype).reshape(shape) for one, (shape, dtype) in zip(found, self._shapes, strict=True)]
 
     def forget(self) -> None:
