@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import quell
 from experiments.bench.commands import app
 from experiments.bench.large import commands
-from experiments.bench.large.compare import compare, moment_errors
+from experiments.bench.large.compare import best, compare, moment_errors
 from experiments.bench.large.judge import elbos
 from experiments.bench.large.methods import load
 from experiments.bench.large.methods.base import Clock, flat
@@ -44,6 +44,12 @@ def run(method, large, seconds=1):
 
 def stacked(found):
     return np.stack([look.mean for look in found.looks]), np.stack([look.root for look in found.looks])
+
+
+def test_of_runs_that_are_as_good_the_soonest_counts():
+    records = [{"seconds": [1.0, at], "elbos": [-9.0, -2.0]} for at in (5.0, 4.0, 6.0)]
+    assert best(records) == (-2.0, 4.0)
+    assert best([{"seconds": [1.0], "elbos": [None]}]) is None
 
 
 @pytest.mark.parametrize("method", ["quell-mf", "quell-full"])

@@ -25,9 +25,9 @@ def curve(record: Record) -> list[tuple[float, float]]:
 
 
 def best(records: Sequence[Record]) -> tuple[float, float] | None:
-    """The highest ELBO and its seconds; `None` where there is none."""
-    points = [point for record in records for point in curve(record)]
-    return max(((elbo, at) for at, elbo in points), default=None)
+    """The highest ELBO and the fewest seconds to it; `None` where there is none."""
+    first = min(((-elbo, at) for record in records for at, elbo in curve(record)), default=None)
+    return None if first is None else (-first[0], first[1])
 
 
 def seconds_to(records: Sequence[Record], elbo: float) -> float | None:

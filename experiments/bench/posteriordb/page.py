@@ -117,9 +117,11 @@ def draw_accuracy(records: Records, tall: bool) -> Any:
         marker = {"marker": "o" if name.startswith(_OURS) else "s", "color": color, "markersize": 8, "linestyle": ""}
         axes.plot([seconds], shares[:1], **marker)
         axes.plot([seconds], shares[1:], **marker | {"markersize": 5, "markerfacecolor": "none"})
-        is_first = number == 0  # left of its point, where nothing else is
-        place = (-7 if is_first else 7, 4 if number % 2 else -11)
-        style = {"textcoords": "offset points", "fontsize": "small", "ha": "right" if is_first else "left"}
+        others = [(other[axis] / seconds, 100 * _share(other, MEAN_ERRORS[0]) - shares[0]) for _, other in rows]
+        near = [ratio for ratio, above in others if 0.5 < ratio < 2 and abs(above) < 8]
+        is_left = min(near) == 1 < max(near)  # of its point, where nothing else is
+        place = (-7 if is_left else 7, 4 if number % 2 else -11)
+        style = {"textcoords": "offset points", "fontsize": "small", "ha": "right" if is_left else "left"}
         axes.annotate(label, (seconds, shares[0]), xytext=place, **style)
     least, most = (pick(row[axis] for _, row in rows) for pick in (min, max))
     axes.set(xscale="log", ylim=(-4, 106), xlim=(0.6 * least, 2.2 * most))
