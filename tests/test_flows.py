@@ -113,6 +113,7 @@ def test_a_bent_posterior_is_fitted():
     np.testing.assert_allclose(jnp.mean(draws["y"] - draws["x"] ** 2 + 1.0), 0.0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_what_is_returned_is_never_below_the_gaussian():
     """Steps that are far too long end somewhere else."""
     model = quell.from_numpyro(gaussian)

@@ -525,7 +525,7 @@ def test_a_fit_is_the_same_whether_parts_or_the_whole_are_compiled(monkeypatch, 
     assert elbo(True) == pytest.approx(elbo(False), abs=0.02)
 
 
-@pytest.mark.parametrize("last", [None, 5], ids=["to its end", "interrupted"])
+@pytest.mark.parametrize("last", [pytest.param(None, marks=pytest.mark.slow), 5], ids=["to its end", "interrupted"])
 def test_the_next_step_begins_with_what_a_trial_has_computed(monkeypatch, last):
     """The large program does not run for a trial and for the step after it, and nothing is kept after the fit."""
     runs, seen, quick, call = [], set(), parts.quick_program, parts.CompiledPart.__call__
