@@ -499,6 +499,17 @@ def test_a_gap_that_rounding_explains_asks_for_double_precision(is_double, gap, 
     assert "`tolerance`" in text
 
 
+def test_where_data_are_elsewhere_a_gap_is_told_without_a_computation(monkeypatch):
+    """Which all processes would have to join, and this one may be the only one that prints."""
+    with jax.enable_x64(False):
+        result = quell.fit(quadratic()[0], quell.MeanField(3), key=jax.random.key(0))
+        short = dataclasses.replace(result, status=quell.Status.NOT_CONVERGED, measured_gap=Estimate(1e-6, 0.0))
+        for name, value in (("is_here", False), ("final_elbo", None)):
+            monkeypatch.setattr(quell.FitResult, name, value)
+        (text,) = (text for text in short.warnings if "left to gain" in text)
+    assert "jax_enable_x64" not in text
+
+
 def ended(newton):
     """Last state of a fit, and how many steps it took, at most 100."""
     state, step = newton.init(), eqx.filter_jit(newton.step)
