@@ -609,6 +609,20 @@ def test_starts_are_tried_until_three_have_found_the_best_optimum(ends, wanted, 
     assert starts.differ == differ
 
 
+@pytest.mark.parametrize(("dip", "wanted", "differ"), [(1.0, 5, True), (0.0, 3, False)], ids=["a dip", "none"])
+def test_of_two_optima_as_high_as_each_other_either_is_the_best(dip, wanted, differ):
+    """Those that have found the one say nothing about the other, which is behind a dip."""
+    problem = quell.Problem(quadratic()[0], quell.MeanField(3))
+    newton = Newton(quell.Gradient(problem), ExactElbo(problem), 0.01, 6)
+    params, no = problem.family.init(), jnp.asarray(False)
+    state = newton.init().optimizer
+    starts = state.starts._replace(ended=jnp.asarray(2), agreeing=jnp.asarray(2), found=~no)
+    before = state._replace(phase=jnp.asarray(Phase.COMPARE), starts=starts)
+    after = before._replace(here=state.here._replace(value=starts.here.value - dip))
+    _, found = newton._between_starts(jax.random.key(0), params, before, after, no, no, jnp.asarray(0.1))
+    assert (int(found.starts.wanted), bool(found.starts.differ)) == (wanted, differ)
+
+
 @pytest.mark.parametrize("factor", [WIDER, NARROWER], ids=["few coordinates", "many coordinates"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_starts_are_wider_or_narrower(name, factor, monkeypatch):
