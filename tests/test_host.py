@@ -415,7 +415,7 @@ def test_within_a_fit_a_part_runs_once_for_the_same_arguments(monkeypatch):
     program, data = HostProgram(closed, with_parts=True), jax.device_put(1e-3 * np.arange(5.0))
     with remembering():
         for x in (0.1, 0.1, 0.2, -0.0, 0.0, 0.1):
-            (found,) = program(np.array([x]), data)
+            (found,) = program(put([x]), data)
             np.testing.assert_allclose(found, jax.jit(long_part)(put([x]), data), rtol=1e-12)
     assert len(calls) == 5  # zeros of either sign are not the same
     gone = weakref.ref(data)
