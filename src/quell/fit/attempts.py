@@ -76,7 +76,7 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
     if num is None or not is_plain or not isinstance(plan.algorithm, Newton):
         return results_of(task, plan, bar)
     newton = plan.algorithm
-    (first,) = run_plan(dataclasses.replace(plan, algorithm=_on_some_addends(newton, num)), bar)
+    (first,) = _run(dataclasses.replace(plan, algorithm=_on_some_addends(newton, num)), bar)
     if first.status in (Status.INTERRUPTED, Status.STOPPED):
         return [dataclasses.replace(first, gradient=newton.gradient, measured_gap=None)]  # a result for all rows
     first = dataclasses.replace(first, num_gradients=math.ceil(first.num_gradients * _share(first, newton)))
@@ -93,6 +93,30 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
         dataclasses.replace(_after(first, one), starts_differ=one.starts_differ or differ)
         for one in results_of(task, plan, bar)
     ]
+
+
+def _run(plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
+    """Run the fits of a plan; where another start than the first has led astray, again from the first alone."""
+    results = run_plan(plan, bar)
+    if plan.options.checkpoint is not None or not any(map(is_astray, results)):
+        return results
+    assert isinstance(plan.algorithm, Newton)
+    from_first = dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, most_starts=1), seconds=0.0)
+    pairs = zip(results, run_plan(from_first, bar), strict=True)
+    return [_after(one, other) if is_astray(one) else one for one, other in pairs]
+
+
+def is_astray(result: FitResult) -> bool:
+    """Whether the best start is where numbers mean nothing: its ELBO is off by more than a nat for each addend.
+
+    That is what nodes miss, or what another program finds it to be. In single precision a difference of two values of
+    `lgamma` is any number where they are large, and a start may end where freedoms of Student's t are.
+    """
+    expectation = result.problem.expectation
+    if expectation is None or result.status in ENDED or not result.starts_differ:
+        return False
+    seen, again = float(result.history.elbo[-1]), result.final_elbo.value
+    return not max(result.quadrature_error.by_nodes, abs(seen - again)) < expectation.num_addends
 
 
 def _share(first: FitResult, newton: Newton) -> float:
@@ -132,7 +156,7 @@ def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     Exact expectations that need more nodes get them, and draws where more do not help. Where Newton steps on draws have
     given up, sampled gradients may do better: the better of both is returned.
     """
-    results, steps = run_plan(plan, bar), task.options.steps
+    results, steps = _run(plan, bar), task.options.steps
     has_checkpoint = task.options.checkpoint is not None  # which has no place for a second fit
     if has_checkpoint or any(result.status is Status.INTERRUPTED for result in results):
         return results
