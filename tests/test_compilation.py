@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiler options for a short compilation, programs that cannot dead-lock, and walking through traced programs."""
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from quell.core import lapack
-from quell.core.compilation import quick_jit, quick_options
+from quell.core.compilation import quick_jit, quick_lower, quick_options
 from quell.core.lapack import one_matrix_at_a_time
 from quell.core.program import equations, inner_programs, live_equations, variables
+from quell.core.tiers import TieredProgram, tiered_jit
 from tolerances import EXACT, PATIENCE
 
 LEVEL = "xla_backend_optimization_level"
@@ -26,6 +28,27 @@ def test_what_the_user_has_set_is_left_as_it_is(flags, found, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", flags)
     assert quick_options.__wrapped__("cpu").get(LEVEL) == found
     assert quick_options.__wrapped__("gpu") == {}
+
+
+def _product(left, right):
+    return left @ right
+
+
+@pytest.mark.parametrize(
+    ("backend", "chosen", "is_whole"), [("gpu", None, True), ("gpu", "tensorfloat32", False), ("cpu", None, False)]
+)
+def test_an_accelerator_does_not_round_the_factors_of_products(backend, chosen, is_whole, monkeypatch):
+    """Unless the user wants that; a CPU does not anyway."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    matrix = jnp.ones((2, 2))
+    with contextlib.nullcontext() if chosen is None else jax.default_matmul_precision(chosen):
+        lowered = quick_lower(_product, matrix, matrix).as_text()
+        traced = tiered_jit(_product)
+        program = []
+        monkeypatch.setattr(TieredProgram, "__call__", lambda self, leaves: program.append(str(self.closed)))
+        traced(matrix, matrix)
+    assert ("HIGHEST" in lowered) is is_whole
+    assert ("HIGHEST" in program[0]) is is_whole
 
 
 def test_an_option_that_the_compiler_does_not_know_is_left_out(monkeypatch):

@@ -132,6 +132,46 @@ def test_more_nodes_or_draws_take_over_where_nodes_or_rounding_miss_too_much(
     assert level is None or result.problem.expectation.level == level
 
 
+@pytest.mark.parametrize(
+    ("by_nodes", "off", "differ", "is_astray"),
+    [
+        (0.9, 0.9, True, False),
+        (1.1, 0.0, True, True),
+        (0.0, 1.1, True, True),
+        (0.0, np.nan, True, True),
+        (1.1, 1.1, False, False),
+    ],
+    ids=["little", "of nodes", "of rounding", "unknown", "of all starts"],
+)
+def test_a_fit_whose_best_start_is_astray_begins_again_from_the_first(
+    key, monkeypatch, by_nodes, off, differ, is_astray
+):
+    """Where the ELBO of the best start is off by more than a nat for each addend it says nothing."""
+    model, taken, run = quell.from_numpyro(MODELS["gaussian"]), [], attempts.run_plan
+
+    def runs(plan, bar):
+        (result,) = run(plan, bar)
+        taken.append((plan.algorithm.most_starts, result.num_gradients))
+        if len(taken) > 1:
+            return [result]
+        num = result.problem.expectation.num_addends
+        seen = result.history.elbo.copy()
+        seen[-1] += off * num
+        result = dataclasses.replace(result, starts_differ=differ, history=result.history._replace(elbo=seen))
+        result.__dict__["_quadrature"] = (result.final_elbo.value, Missed(by_nodes * num, 0.0))
+        return [result]
+
+    monkeypatch.setattr(attempts, "run_plan", runs)
+    monkeypatch.setattr(attempts, "needs_more_nodes", lambda *_: False)
+    monkeypatch.setattr(attempts, "needs_draws", lambda *_: False)
+    result = quell.fit(model, quell.MeanField(model.dim), key=key)
+    starts, gradients = zip(*taken, strict=True)
+    assert starts[0] > 1
+    assert starts[1:] == (1,) * is_astray
+    assert result.num_gradients == sum(gradients)
+    assert result.starts_differ is (differ and not is_astray)
+
+
 def test_fits_that_are_interrupted_are_not_begun_again(key, monkeypatch):
     """As they would be with more nodes, where the expectations of a fit that has ended are inexact."""
     monkeypatch.setattr(attempts, "needs_more_nodes", lambda *_: pytest.fail("an interrupted fit was judged"))

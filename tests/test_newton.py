@@ -10,6 +10,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from jax.flatten_util import ravel_pytree
@@ -17,13 +19,15 @@ from jax.flatten_util import ravel_pytree
 import quell
 from numpyro_models import CENTRED
 from quell.core.estimate import Estimate
+from quell.evaluation import exactly
 from quell.fit import attempts
 from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo, noise_of_block, whitened_noise
 from quell.fit.gap import measure_gap
+from quell.fit.line_search import line_search
 from quell.fit.newton import CURVATURE_BLOCKS, Newton, Phase
 from quell.fit.plan import FitPlan
 from quell.fit.starts import NARROWER, WIDER, Starts, climbs_after, elsewhere, other_scale
-from quell.fit.trust_region import trust_step
+from quell.fit.trust_region import TrustStep, trust_step
 from quell.models.linear import LinearPredictor
 from quell.models.linear_data import LinearData
 from tolerances import EXACT
@@ -523,9 +527,9 @@ def ended(newton):
 class Deceiving(ExactElbo):
     """An ELBO that falls wherever its gradient leads."""
 
-    def _at(self, params, at):
+    def _summands(self, params, at):
         slope = jnp.sum(at.loc)
-        return jax.lax.stop_gradient(-1e3 * jnp.sum(params.loc**2) - slope) + slope
+        return [jax.lax.stop_gradient(-1e3 * jnp.sum(params.loc**2) - slope), slope]
 
 
 def test_where_no_step_gains_anything_the_fit_ends():
@@ -539,11 +543,10 @@ def test_where_no_step_gains_anything_the_fit_ends():
 class Rounded(ExactElbo):
     """An ELBO whose last digits are lost, beyond the rounding of its sum."""
 
-    def _at(self, params, at):
-        value = super()._at(params, at)
+    def _summands(self, params, at):
         digits = 1e-3 * jnp.sin(1e7 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)))
         moved = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(at))
-        return value + jax.lax.stop_gradient(digits + 1e-3 * jnp.sin(1e7 * moved))
+        return [*super()._summands(params, at), jax.lax.stop_gradient(digits + 1e-3 * jnp.sin(1e7 * moved))]
 
 
 def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
@@ -553,13 +556,40 @@ def test_rounding_does_not_hide_that_nothing_is_left_to_gain():
     assert steps < 20
 
 
+@pytest.mark.parametrize(("size", "is_taken"), [(1.0, False), (1e4, True)])
+def test_a_gain_within_the_rounding_of_large_summands_is_taken_on_trust(size, is_taken):
+    """The ELBO is small where they cancel, and no rounding of its own would explain what it loses."""
+    family, unit = quell.MeanField(1), jnp.finfo(float).eps
+    zero, one = jnp.zeros(()), jnp.ones(())
+    here = LocalElbo(zero, family.init(), family.init(), zero, size * one)
+    solved = TrustStep.of_nothing(family.init())._replace(slope=4 * unit * one, gain=2 * unit * one)
+    lower = here._replace(value=-1e4 * unit * one)
+    found = line_search(
+        lambda _: (family.init(), lower), family.init(), here, solved, jnp.asarray(False), jnp.asarray(1)
+    )
+    assert bool(found.is_better) is is_taken
+
+
+def test_the_size_of_an_elbo_is_that_of_its_summands():
+    """Constants that cancel, as logarithms of scales and entropies of thousands of coordinates do."""
+    model = quell.from_numpyro(lambda: numpyro.sample("z", dist.Normal(2.0, 1e-3).expand([50]).to_event(1)))
+    problem = exactly(quell.Problem(model, quell.MeanField(50)))
+    params = problem.family.init()._replace(loc=jnp.full(50, 2.0), scale=jnp.full(50, np.log(1e-3)))
+    found = ExactElbo(problem).around(params, Draws(*jnp.zeros(3, jnp.int32)))
+    np.testing.assert_allclose(found.value, quell.exact_elbo(problem, params), **EXACT)
+    np.testing.assert_allclose(found.value, 0.0, atol=1e-6)
+    entropy = 50 * (0.5 + 0.5 * np.log(2 * np.pi) + np.log(1e-3))
+    assert found.size > 2 * abs(entropy) * (1 - 1e-12)
+
+
 class Coarse(ExactElbo):
     """An ELBO so high that its last nats are unknown, whose gradient is off by less, differently at each point."""
 
     def around(self, params, draws):
         found = super().around(params, draws)
         lost = 0.3 * jnp.sin(1e7 * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params)) + jnp.arange(3.0))
-        return found._replace(value=found.value + 1e17, grad=found.grad._replace(loc=found.grad.loc + lost))
+        far = {"value": found.value + 1e17, "size": found.size + 1e17}
+        return found._replace(**far, grad=found.grad._replace(loc=found.grad.loc + lost))
 
 
 def test_a_gap_that_only_rounding_keeps_ends_the_fit():
@@ -599,7 +629,7 @@ NOTHING, SAME, OTHER = (-5.0, False, False), (0.0, True, False), (0.0, True, Tru
 )
 def test_starts_are_tried_until_three_have_found_the_best_optimum(ends, wanted, differ):
     family = quell.MeanField(2)
-    nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init(), jnp.zeros(()))
+    nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init(), *jnp.zeros(2))
     starts, seen = Starts.of(family.init(), nowhere, 6), []
     for value, found, differs in ends:
         here = nowhere._replace(value=jnp.asarray(value))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compilation in a third of the time, of programs that cannot dead-lock."""
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -23,14 +24,26 @@ def quick_jit(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        return _jitted(function, jax.default_backend())(*args)
+        with whole_products():
+            return _jitted(function, jax.default_backend())(*args)
 
     return call
 
 
 def quick_lower(function: Callable[..., Any], *args: Any) -> Any:
     """Trace and lower for arguments of these shapes; the result's `compile()` may be called from any thread."""
-    return _jitted(function, jax.default_backend()).lower(*args)
+    with whole_products():
+        return _jitted(function, jax.default_backend()).lower(*args)
+
+
+def whole_products() -> contextlib.AbstractContextManager[Any]:
+    """Products of matrices in the precision of their numbers, where the user has not chosen one.
+
+    An accelerator would round these to ten bits or fewer: of a million rows an ELBO then was 0.1 nats from its optimum.
+    """
+    config: Any = jax.config
+    is_rounded = jax.default_backend() != "cpu" and config.jax_default_matmul_precision is None
+    return jax.default_matmul_precision("highest") if is_rounded else contextlib.nullcontext()
 
 
 def quick_program(closed: ClosedJaxpr) -> Callable[..., Any]:

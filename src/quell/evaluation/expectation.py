@@ -346,8 +346,12 @@ class Expectation(eqx.Module):
 
     def __call__(self, gaussian: Gaussian) -> Float[Array, ""]:
         """Its value."""
-        total = self.constant + self.slope @ gaussian.mean
-        return sum((group.expectation(gaussian, self.level) for group in self.groups), total)
+        return functools.reduce(jnp.add, self.summands(gaussian))
+
+    def summands(self, gaussian: Gaussian) -> list[Float[Array, ""]]:
+        """What is constant, what is linear, and the sum of each group of addends."""
+        groups = [group.expectation(gaussian, self.level) for group in self.groups]
+        return [self.constant, self.slope @ gaussian.mean, *groups]
 
     def some(self, num: int) -> "Expectation":
         """That of a random part: so many addends of each group that has more, which stand for all of it."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model and a family that fit together."""
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -165,15 +166,20 @@ def exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
 
 
 def _exact_elbo(problem: Problem, params: PyTree) -> Float[Array, ""]:
+    return functools.reduce(jnp.add, elbo_summands(problem, params))
+
+
+def elbo_summands(problem: Problem, params: PyTree) -> list[Float[Array, ""]]:
+    """What `exact_elbo` is the sum of: numbers that may be larger than that, and its rounding with them."""
     model = problem.model
     if problem.expectation is not None:
-        return problem.expectation(problem.family.gaussian(params)) + problem.family.entropy(params)
+        return [*problem.expectation.summands(problem.family.gaussian(params)), problem.family.entropy(params)]
 
     def of_rows(rows: PyTree, counts: Bool[Array, "datum"]) -> Float[Array, ""]:
         return jnp.sum(expected_log_likelihoods(problem, params, rows), where=counts)
 
     data = sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
-    return data + expected_prior_and_entropy(problem, params)
+    return [data, expected_prior_and_entropy(problem, params)]
 
 
 def expected_log_likelihoods(problem: Problem, params: PyTree, rows: PyTree) -> Float[Array, "datum"]:

@@ -116,7 +116,7 @@ def is_astray(result: FitResult) -> bool:
     if expectation is None or result.status in ENDED or not result.starts_differ:
         return False
     seen, again = float(result.history.elbo[-1]), result.final_elbo.value
-    return not max(result.quadrature_error.by_nodes, abs(seen - again)) < expectation.num_addends
+    return not all(error < expectation.num_addends for error in (result.quadrature_error.by_nodes, abs(seen - again)))
 
 
 def _share(first: FitResult, newton: Newton) -> float:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 from quell.core.checks import first_line
 from quell.core.host import compiled_part, remembered_part
 from quell.estimators.smoothness import has_no_kinks
-from quell.evaluation import Problem, exact_elbo
+from quell.evaluation import Problem, elbo_summands
 from quell.families import AbstractFamily
 from quell.fit.trust_region import inner
 from quell.models import AbstractModel
@@ -76,12 +76,19 @@ class LocalElbo(NamedTuple):
         noise: half the difference of the gradients of the even and of the odd blocks. It has the distribution that the
             sampling error of `grad` has, and is not correlated with it. Zero for one block, which has no halves.
         lost: share of the draws that was left out.
+        size: of the numbers that the value is the sum of, which is rounded as they are.
     """
 
     value: Float[Array, ""]
     grad: PyTree
     noise: PyTree
     lost: Float[Array, ""]
+    size: Float[Array, ""]
+
+    @property
+    def rounding(self) -> Float[Array, ""]:
+        """A unit of it, in nats."""
+        return jnp.finfo(self.size.dtype).eps * self.size
 
 
 class Sums(NamedTuple):
@@ -233,7 +240,7 @@ class CommonDraws(eqx.Module):
         value = found.value / present + entropy
         value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, value)
         halves = [jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf, 0.0), slope(one)) for one in differ]
-        return LocalElbo(value, slope(found), halves[0] if halves else (), lost / count)
+        return LocalElbo(value, slope(found), halves[0] if halves else (), lost / count, jnp.abs(value))
 
     def _over(self, draws: Draws, add: Callable[..., PyTree], start: PyTree) -> PyTree:
         """Go through the pieces of each block."""
@@ -324,10 +331,10 @@ class ExactElbo(eqx.Module):
         """Value and gradient."""
         origin = self.problem.family.geometry.origin(params)
         if self.is_alone:
-            grad, _, value = self._linearized(params, origin)
+            grad, _, (value, size) = self._linearized(params, origin)
         else:
-            grad, value = _slope_and_value(self, params, origin)
-        return LocalElbo(value, grad, origin, jnp.zeros_like(value))
+            grad, (value, size) = _slope_and_value(self, params, origin)
+        return LocalElbo(value, grad, origin, jnp.zeros_like(value), size)
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector: what does not depend on that is computed once."""
@@ -335,22 +342,29 @@ class ExactElbo(eqx.Module):
 
     def _linearized(
         self, params: PyTree, origin: PyTree
-    ) -> tuple[PyTree, Callable[[PyTree], PyTree], Float[Array, ""]]:
-        """Gradient in the chart, how it changes, and value."""
+    ) -> tuple[PyTree, Callable[[PyTree], PyTree], tuple[Float[Array, ""], ...]]:
+        """Gradient in the chart, how it changes, value and size."""
         return jax.linearize(functools.partial(_slope_and_value, self, params), origin, has_aux=True)
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points."""
         return _heights(self.problem, points)
 
-    def _at(self, params: PyTree, at: PyTree) -> Float[Array, ""]:
-        return exact_elbo(self.problem, self.problem.family.geometry.chart(params, at))
+    def _summands(self, params: PyTree, at: PyTree) -> list[Float[Array, ""]]:
+        """Of the ELBO at a point of the chart around the parameters."""
+        return elbo_summands(self.problem, self.problem.family.geometry.chart(params, at))
 
 
 @compiled_part
-def _slope_and_value(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[PyTree, Float[Array, ""]]:
-    """The work of a step; a product with the Hessian is the derivative of the slope."""
-    return jax.value_and_grad(objective._at, argnums=1)(params, at)[::-1]
+def _slope_and_value(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[PyTree, tuple[Float[Array, ""], ...]]:
+    """The work of a step, value and size; a product with the Hessian is the derivative of the slope."""
+
+    def value_and_size(at: PyTree) -> tuple[Float[Array, ""], tuple[Float[Array, ""], ...]]:
+        summands = objective._summands(params, at)
+        value = functools.reduce(jnp.add, summands)
+        return value, (value, functools.reduce(jnp.add, map(jnp.abs, summands)))
+
+    return jax.grad(value_and_size, has_aux=True)(at)
 
 
 @compiled_part

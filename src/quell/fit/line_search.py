@@ -22,7 +22,7 @@ SURPRISE, EXTENSION = 1.2, 4.0
 """A step that gains more than predicted by this ratio is made longer, as long as that gains more."""
 
 ROUNDING = 10.0
-"""Units of rounding of the ELBO that an increase may be wrong by."""
+"""Units of rounding that an increase of the ELBO may be wrong by."""
 
 
 class Trial(NamedTuple):
@@ -69,7 +69,7 @@ def line_search(
     """
     value = here.value
     # A difference of two sums is as uncertain as rounding leaves it; what is below that is taken on trust.
-    floor = ROUNDING * jnp.finfo(value.dtype).eps * jnp.abs(value)
+    floor = ROUNDING * here.rounding
     tiny = jnp.finfo(value.dtype).tiny
 
     def again(best: Trial) -> Trial:

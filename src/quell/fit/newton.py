@@ -207,7 +207,7 @@ class Newton(eqx.Module):
         start = family.init() if params is None else params
         dtype, nothing = jax.tree.leaves(start)[0].dtype, family.geometry.origin(start)
         zero = jnp.zeros((), dtype)
-        nowhere = LocalElbo(zero, nothing, nothing, zero)
+        nowhere = LocalElbo(zero, nothing, nothing, zero, zero)
         state = NewtonState(
             phase=jnp.asarray(Phase.EVALUATE, jnp.int32),
             draws=Draws(jnp.zeros((), jnp.uint32), *jnp.zeros((2,), jnp.int32)),
@@ -317,7 +317,7 @@ class Newton(eqx.Module):
         is_model_top = solved.is_solved if self.objective.is_exact else solved.is_inside
         is_at_top = ~(stays | leaps) & ((moves & is_whole) | failed_by_rounding) & is_model_top & (gained < least)
         is_stuck = moves & all_equal(params, state.params)  # rounding leaves nothing of the step
-        is_small, hidden = radius < LEAST_RADIUS, jnp.finfo(here.value.dtype).eps * jnp.abs(here.value)
+        is_small, hidden = radius < LEAST_RADIUS, here.rounding
         is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding
         is_near = is_stuck & is_model_top & (gained < self.tolerance)
         is_at_top |= (is_hidden & is_model_top) | is_near
