@@ -17,7 +17,7 @@ from quell.core import lapack
 from quell.core.compilation import quick_jit, quick_lower, quick_options
 from quell.core.lapack import one_matrix_at_a_time
 from quell.core.program import equations, inner_programs, live_equations, variables
-from quell.core.tiers import TieredProgram, tiered_jit
+from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 from tolerances import EXACT, PATIENCE
 
 LEVEL = "xla_backend_optimization_level"
@@ -42,13 +42,17 @@ def test_an_accelerator_does_not_round_the_factors_of_products(backend, chosen, 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     matrix = jnp.ones((2, 2))
     with contextlib.nullcontext() if chosen is None else jax.default_matmul_precision(chosen):
-        lowered = quick_lower(_product, matrix, matrix).as_text()
-        traced = tiered_jit(_product)
-        program = []
-        monkeypatch.setattr(TieredProgram, "__call__", lambda self, leaves: program.append(str(self.closed)))
-        traced(matrix, matrix)
-    assert ("HIGHEST" in lowered) is is_whole
-    assert ("HIGHEST" in program[0]) is is_whole
+        programs = [quick_lower(_product, matrix, matrix).as_text()]
+        monkeypatch.setattr(TieredProgram, "__call__", lambda self, leaves: programs.append(str(self.closed)))
+        tiered_jit(_product)(matrix, matrix)
+        tiered_once(_product)(matrix, matrix)
+
+        def seen(left, right):
+            programs.append(str(jax.make_jaxpr(_product)(left, right)))
+            return left
+
+        quick_jit(seen)(matrix, matrix)
+    assert ["HIGHEST" in program for program in programs] == [is_whole] * 4
 
 
 def test_an_option_that_the_compiler_does_not_know_is_left_out(monkeypatch):

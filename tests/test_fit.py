@@ -132,44 +132,64 @@ def test_more_nodes_or_draws_take_over_where_nodes_or_rounding_miss_too_much(
     assert level is None or result.problem.expectation.level == level
 
 
+LITTLE, OF_NODES, OF_ROUNDING, UNKNOWN = (0.9, 0.9), (1.1, 0.0), (0.0, 1.1), (0.0, np.nan)
+"""Nats for each addend that nodes of a result miss, and that its ELBO is off."""
+
+
 @pytest.mark.parametrize(
-    ("by_nodes", "off", "differ", "is_astray"),
+    ("misses", "change", "is_astray"),
     [
-        (0.9, 0.9, True, False),
-        (1.1, 0.0, True, True),
-        (0.0, 1.1, True, True),
-        (0.0, np.nan, True, True),
-        (1.1, 1.1, False, False),
+        (LITTLE, {}, False),
+        (OF_NODES, {}, True),
+        (OF_ROUNDING, {}, True),
+        (UNKNOWN, {}, True),
+        (OF_NODES, {"starts_differ": False}, False),
+        (OF_NODES, {"status": Status.INTERRUPTED}, False),
     ],
-    ids=["little", "of nodes", "of rounding", "unknown", "of all starts"],
+    ids=["little", "of nodes", "of rounding", "unknown", "starts agree", "interrupted"],
 )
+@pytest.mark.parametrize("num_fits", [1, 2])
 def test_a_fit_whose_best_start_is_astray_begins_again_from_the_first(
-    key, monkeypatch, by_nodes, off, differ, is_astray
+    key, monkeypatch, misses, change, is_astray, num_fits
 ):
     """Where the ELBO of the best start is off by more than a nat for each addend it says nothing."""
     model, taken, run = quell.from_numpyro(MODELS["gaussian"]), [], attempts.run_plan
 
     def runs(plan, bar):
-        (result,) = run(plan, bar)
-        taken.append((plan.algorithm.most_starts, result.num_gradients))
-        if len(taken) > 1:
-            return [result]
-        num = result.problem.expectation.num_addends
+        results = run(plan, bar)
+        taken.append((plan, [result.num_gradients for result in results]))
+        return [spoilt(results[0]), *results[1:]] if len(taken) == 1 else results
+
+    def spoilt(result):
+        weights = float(sum(jnp.sum(jnp.abs(group.weight)) for group in result.problem.expectation.groups))
+        by_nodes, off = (weights * miss for miss in misses)
         seen = result.history.elbo.copy()
-        seen[-1] += off * num
-        result = dataclasses.replace(result, starts_differ=differ, history=result.history._replace(elbo=seen))
-        result.__dict__["_quadrature"] = (result.final_elbo.value, Missed(by_nodes * num, 0.0))
-        return [result]
+        seen[-1] = result.final_elbo.value + off
+        history = result.history._replace(elbo=seen)
+        result = dataclasses.replace(result, **({"starts_differ": True, "history": history} | change))
+        result.__dict__["_quadrature"] = (result.final_elbo.value, 1.0, Missed(by_nodes, 0.0))
+        return result
 
     monkeypatch.setattr(attempts, "run_plan", runs)
     monkeypatch.setattr(attempts, "needs_more_nodes", lambda *_: False)
     monkeypatch.setattr(attempts, "needs_draws", lambda *_: False)
-    result = quell.fit(model, quell.MeanField(model.dim), key=key)
-    starts, gradients = zip(*taken, strict=True)
-    assert starts[0] > 1
-    assert starts[1:] == (1,) * is_astray
-    assert result.num_gradients == sum(gradients)
-    assert result.starts_differ is (differ and not is_astray)
+    results = quell.fit_many(model, quell.MeanField(model.dim), num_fits=num_fits, key=key)
+    (first, gradients), *others = taken
+    assert first.algorithm.most_starts > 1
+    assert [plan.algorithm.most_starts for plan, _ in others] == [1] * is_astray
+    assert [plan.options.steps < first.options.steps for plan, _ in others] == [True] * is_astray
+    assert results[0].num_gradients == gradients[0] + sum(more[0] for _, more in others)
+    assert [result.num_gradients for result in results[1:]] == gradients[1:]
+    assert results[0].starts_differ is (is_astray or change.get("starts_differ", True)), "others were seen"
+
+
+def test_a_fit_whose_steps_ran_out_among_its_starts_is_not_astray(key, monkeypatch):
+    """The last step is then of another start than the result."""
+    model, plans, run = quell.from_numpyro(MODELS["gaussian"]), [], attempts.run_plan
+    monkeypatch.setattr(attempts, "run_plan", lambda plan, bar: plans.append(plan) or run(plan, bar))
+    monkeypatch.setattr(attempts, "is_astray", lambda result: pytest.fail("it was judged"))
+    quell.fit(model, quell.MeanField(model.dim), key=key, steps=3)
+    assert len(plans) == 1
 
 
 def test_fits_that_are_interrupted_are_not_begun_again(key, monkeypatch):

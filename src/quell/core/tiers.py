@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.extend.core import jaxpr_as_fun
 
-from quell.core.compilation import quick_jit, quick_program, whole_products
+from quell.core.compilation import full_precision_products, quick_jit, quick_program
 from quell.core.compile_clock import COMPILE_CLOCK
 from quell.core.host import HostProgram
 from quell.core.host.parts import COMPILED, static_mark
@@ -54,7 +54,7 @@ def tiered_jit(function: Callable[..., Any]) -> Callable[..., Any]:
         if _is_special() or not all(map(_is_here, leaves)) or not all(isinstance(one, Hashable) for one in static):
             return compiled(*args)
         kinds = tuple(map(_kind, leaves))
-        with whole_products():
+        with full_precision_products():
             return _program(function, tree, kinds, static, tuple(map(static_mark, static)), _config())(leaves)
 
     return call
@@ -68,7 +68,7 @@ def tiered_once(function: Callable[..., Any]) -> Callable[..., Any]:
         if any(isinstance(leaf, Tracer) for leaf in leaves):
             return one_matrix_at_a_time(function)(*arguments)
         leaves = [leaf if isinstance(leaf, jax.Array) else np.asarray(leaf) for leaf in leaves]
-        with whole_products():
+        with full_precision_products():
             if _is_special() or not all(map(_is_here, leaves)):
                 return jax.jit(one_matrix_at_a_time(function))(*arguments)
             kinds = tuple(map(_kind, leaves))

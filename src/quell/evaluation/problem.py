@@ -179,7 +179,7 @@ def elbo_summands(problem: Problem, params: PyTree) -> list[Float[Array, ""]]:
         return jnp.sum(expected_log_likelihoods(problem, params, rows), where=counts)
 
     data = sum_over_rows(of_rows, model.data, at_once=rows_for(model.dim))
-    return [data, expected_prior_and_entropy(problem, params)]
+    return [data, *_prior_and_entropy(problem, params)]
 
 
 def expected_log_likelihoods(problem: Problem, params: PyTree, rows: PyTree) -> Float[Array, "datum"]:
@@ -193,7 +193,11 @@ def expected_log_likelihoods(problem: Problem, params: PyTree, rows: PyTree) -> 
 
 def expected_prior_and_entropy(problem: Problem, params: PyTree) -> Float[Array, ""]:
     """What does not depend on the data of an exact ELBO: the expected log-prior and the entropy."""
+    return jnp.add(*_prior_and_entropy(problem, params))
+
+
+def _prior_and_entropy(problem: Problem, params: PyTree) -> tuple[Float[Array, ""], Float[Array, ""]]:
     family = problem.family
     prior = problem.model.prior.quadratic(family.mean(params))
     assert prior is not None, "there is an exact ELBO"
-    return family.expected_quadratic(params, prior) + family.entropy(params)
+    return family.expected_quadratic(params, prior), family.entropy(params)

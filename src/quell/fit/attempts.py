@@ -76,7 +76,7 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
     if num is None or not is_plain or not isinstance(plan.algorithm, Newton):
         return results_of(task, plan, bar)
     newton = plan.algorithm
-    (first,) = _run(dataclasses.replace(plan, algorithm=_on_some_addends(newton, num)), bar)
+    (first,) = _unless_astray(dataclasses.replace(plan, algorithm=_on_some_addends(newton, num)), bar)
     if first.status in (Status.INTERRUPTED, Status.STOPPED):
         return [dataclasses.replace(first, gradient=newton.gradient, measured_gap=None)]  # a result for all rows
     first = dataclasses.replace(first, num_gradients=math.ceil(first.num_gradients * _share(first, newton)))
@@ -95,15 +95,28 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
     ]
 
 
-def _run(plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
-    """Run the fits of a plan; where another start than the first has led astray, again from the first alone."""
-    results = run_plan(plan, bar)
-    if plan.options.checkpoint is not None or not any(map(is_astray, results)):
+def _unless_astray(plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
+    """Run the fits of a plan, and all again from the first start alone where the best start of one was astray.
+
+    Fits that were ended before their time, or keep a checkpoint, which has no place for others, stay as they are.
+
+    Cost: where starts differ, that of judging the result, which is judged anyway; where one is astray, other fits.
+    """
+    results, steps = run_plan(plan, bar), plan.options.steps
+    has_ended = any(result.status in ENDED or result.history.num_steps >= steps for result in results)
+    if plan.options.checkpoint is not None or has_ended or not any(map(is_astray, results)):
         return results
-    assert isinstance(plan.algorithm, Newton)
-    from_first = dataclasses.replace(plan, algorithm=dataclasses.replace(plan.algorithm, most_starts=1), seconds=0.0)
+    left = steps - max(result.history.num_steps for result in results)
+    from_first = dataclasses.replace(
+        plan,
+        algorithm=dataclasses.replace(plan.algorithm, most_starts=1),
+        options=dataclasses.replace(plan.options, steps=left),
+        seconds=0.0,
+    )
     pairs = zip(results, run_plan(from_first, bar), strict=True)
-    return [_after(one, other) if is_astray(one) else one for one, other in pairs]
+    return [
+        dataclasses.replace(_after(one, other), starts_differ=True) if is_astray(one) else one for one, other in pairs
+    ]
 
 
 def is_astray(result: FitResult) -> bool:
@@ -111,12 +124,16 @@ def is_astray(result: FitResult) -> bool:
 
     That is what nodes miss, or what another program finds it to be. In single precision a difference of two values of
     `lgamma` is any number where they are large, and a start may end where freedoms of Student's t are.
+
+    Args:
+        result: of a fit that has ended by itself, so that its last step saw its parameters.
     """
     expectation = result.problem.expectation
-    if expectation is None or result.status in ENDED or not result.starts_differ:
+    if expectation is None or not result.starts_differ:
         return False
     seen, again = float(result.history.elbo[-1]), result.final_elbo.value
-    return not all(error < expectation.num_addends for error in (result.quadrature_error.by_nodes, abs(seen - again)))
+    addends = float(sum(jnp.sum(jnp.abs(group.weight)) for group in expectation.groups))
+    return not all(error <= addends for error in (result.quadrature_error.by_nodes, abs(seen - again)))
 
 
 def _share(first: FitResult, newton: Newton) -> float:
@@ -156,7 +173,7 @@ def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     Exact expectations that need more nodes get them, and draws where more do not help. Where Newton steps on draws have
     given up, sampled gradients may do better: the better of both is returned.
     """
-    results, steps = _run(plan, bar), task.options.steps
+    results, steps = _unless_astray(plan, bar), task.options.steps
     has_checkpoint = task.options.checkpoint is not None  # which has no place for a second fit
     if has_checkpoint or any(result.status is Status.INTERRUPTED for result in results):
         return results
@@ -215,14 +232,9 @@ def _after(before: FitResult, after: FitResult) -> FitResult:
 
 def needs_more_nodes(plan: FitPlan, result: FitResult) -> bool:
     """Whether the nodes of exact expectations miss so much that more of them may lead elsewhere."""
-    return not result.quadrature_error.by_nodes < ERROR_SHARE * plan.options.tolerance + _rounding(result)
+    return not result.quadrature_error.by_nodes < ERROR_SHARE * plan.options.tolerance + ROUNDING * result.rounding
 
 
 def needs_draws(plan: FitPlan, result: FitResult) -> bool:
     """Whether exact expectations miss more than the tolerance, which is what draws miss."""
-    return not sum(result.quadrature_error) < plan.options.tolerance + _rounding(result)
-
-
-def _rounding(result: FitResult) -> float:
-    """Of the ELBO itself."""
-    return ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
+    return not sum(result.quadrature_error) < plan.options.tolerance + ROUNDING * result.rounding

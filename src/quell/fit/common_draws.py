@@ -76,7 +76,7 @@ class LocalElbo(NamedTuple):
         noise: half the difference of the gradients of the even and of the odd blocks. It has the distribution that the
             sampling error of `grad` has, and is not correlated with it. Zero for one block, which has no halves.
         lost: share of the draws that was left out.
-        size: of the numbers that the value is the sum of, which is rounded as they are.
+        size: the sum of the absolute values of what the value is the sum of, which is rounded as they are.
     """
 
     value: Float[Array, ""]
@@ -237,10 +237,11 @@ class CommonDraws(eqx.Module):
         found, *differ = self._over(draws, add, (nothing, nothing) if with_noise else (nothing,))
         count = draws.total * self.draws_at_once
         lost, present = count - found.count, jnp.maximum(found.count, 1.0)
-        value = found.value / present + entropy
+        mean = found.value / present
+        value, size = mean + entropy, jnp.abs(mean) + jnp.abs(entropy)
         value = jnp.where(lost > jnp.maximum(MOST_LOST * count, 1.0), jnp.nan, value)
         halves = [jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf, 0.0), slope(one)) for one in differ]
-        return LocalElbo(value, slope(found), halves[0] if halves else (), lost / count, jnp.abs(value))
+        return LocalElbo(value, slope(found), halves[0] if halves else (), lost / count, size)
 
     def _over(self, draws: Draws, add: Callable[..., PyTree], start: PyTree) -> PyTree:
         """Go through the pieces of each block."""

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from quell.core.checks import check_count, check_positive
+from quell.core.compilation import quick_jit
 from quell.fit.history import History
 from quell.fit.natural_gradient import natural_sq_norm
 from quell.gradient import Gradient
@@ -105,7 +106,7 @@ def has_no_gain(gradient: Gradient, params: PyTree, recent: History, least: floa
     return float(_gain(gradient, params)) < least
 
 
-@eqx.filter_jit
+@quick_jit
 def _gain(gradient: Gradient, params: PyTree) -> Float[Array, ""]:
     """Nats that a step can gain, for a family whose moments are not in nats: one more exact gradient."""
     loss_grad, _, _ = gradient.update(jax.random.key(0), params, gradient.init(params))

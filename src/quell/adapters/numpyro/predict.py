@@ -11,6 +11,7 @@ from numpyro.infer import Predictive
 
 from quell.adapters.numpyro.model import NumPyroModel
 from quell.core.checks import check_count, check_key
+from quell.core.compilation import full_precision_products
 from quell.fit.result import FitResult
 
 
@@ -49,5 +50,7 @@ def predict(
     keys, found = jax.random.split(noise_key, num), []  # one for each draw, whatever the batch
     for start in range(0, num, batch):
         part = slice(start, start + batch)
-        found.append(jax.device_get(some_draws(keys[part], {name: values[part] for name, values in latents.items()})))
+        own = {name: values[part] for name, values in latents.items()}
+        with full_precision_products():
+            found.append(jax.device_get(some_draws(keys[part], own)))
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
