@@ -29,7 +29,7 @@ def test_a_changed_number_changes_the_table(tmp_path):
         (tmp_path / name).write_text(json.dumps(content))
     other = tables(tmp_path)
     assert other.keys() == MADE.keys()
-    for name in ("headline", "posteriordb", "large-alone", "million-alone"):
+    for name in ("headline", "posteriordb", "large-cores", "million-gpu"):
         assert other[name] != MADE[name]
 
 

@@ -7,7 +7,6 @@ from quell.evaluation.evaluation import Batch as Batch
 from quell.evaluation.evaluation import Evaluation as Evaluation
 from quell.evaluation.evaluation import batch_factor as batch_factor
 from quell.evaluation.problem import Problem as Problem
-from quell.evaluation.problem import elbo_summands as elbo_summands
 from quell.evaluation.problem import exact_elbo as exact_elbo
 from quell.evaluation.problem import exactly as exactly
 from quell.evaluation.problem import has_exact_elbo as has_exact_elbo

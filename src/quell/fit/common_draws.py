@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
 from quell.core.checks import first_line
 from quell.core.host import compiled_part, remembered_part
 from quell.estimators.smoothness import has_no_kinks
-from quell.evaluation import Problem, elbo_summands
+from quell.evaluation import Problem
+from quell.evaluation.problem import elbo_summands
 from quell.families import AbstractFamily
 from quell.fit.trust_region import inner
 from quell.models import AbstractModel
