@@ -35,9 +35,9 @@ def _product(left, right):
 
 
 @pytest.mark.parametrize(
-    ("backend", "chosen", "is_whole"), [("gpu", None, True), ("gpu", "tensorfloat32", False), ("cpu", None, False)]
+    ("backend", "chosen", "is_full"), [("gpu", None, True), ("gpu", "tensorfloat32", False), ("cpu", None, False)]
 )
-def test_an_accelerator_does_not_round_the_factors_of_products(backend, chosen, is_whole, monkeypatch):
+def test_an_accelerator_does_not_round_the_factors_of_products(backend, chosen, is_full, monkeypatch):
     """Unless the user wants that; a CPU does not anyway."""
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     matrix = jnp.ones((2, 2))
@@ -52,7 +52,7 @@ def test_an_accelerator_does_not_round_the_factors_of_products(backend, chosen, 
             return left
 
         quick_jit(seen)(matrix, matrix)
-    assert ["HIGHEST" in program for program in programs] == [is_whole] * 4
+    assert ["HIGHEST" in program for program in programs] == [is_full] * 4
 
 
 def test_an_option_that_the_compiler_does_not_know_is_left_out(monkeypatch):

@@ -167,7 +167,7 @@ def test_a_fit_whose_best_start_is_astray_begins_again_from_the_first(
         seen[-1] = result.final_elbo.value + off
         history = result.history._replace(elbo=seen)
         result = dataclasses.replace(result, **({"starts_differ": True, "history": history} | change))
-        result.__dict__["_quadrature"] = (result.final_elbo.value, 1.0, Missed(by_nodes, 0.0))
+        result.__dict__["_quadrature"] = (result.final_elbo.value, Missed(by_nodes, 0.0))
         return result
 
     monkeypatch.setattr(attempts, "run_plan", runs)
@@ -183,12 +183,14 @@ def test_a_fit_whose_best_start_is_astray_begins_again_from_the_first(
     assert results[0].starts_differ is (is_astray or change.get("starts_differ", True)), "others were seen"
 
 
-def test_a_fit_whose_steps_ran_out_among_its_starts_is_not_astray(key, monkeypatch):
-    """The last step is then of another start than the result."""
+@pytest.mark.parametrize("option", ["steps", "checkpoint"])
+def test_a_fit_without_steps_or_place_for_another_is_not_astray(key, monkeypatch, tmp_path, option):
+    """Where its steps ran out among its starts the last one is of another start than the result."""
+    options = {"steps": 3} if option == "steps" else {"checkpoint": quell.Checkpoint(tmp_path / "fit.quell")}
     model, plans, run = quell.from_numpyro(MODELS["gaussian"]), [], attempts.run_plan
     monkeypatch.setattr(attempts, "run_plan", lambda plan, bar: plans.append(plan) or run(plan, bar))
     monkeypatch.setattr(attempts, "is_astray", lambda result: pytest.fail("it was judged"))
-    quell.fit(model, quell.MeanField(model.dim), key=key, steps=3)
+    quell.fit(model, quell.MeanField(model.dim), key=key, **options)
     assert len(plans) == 1
 
 

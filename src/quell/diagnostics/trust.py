@@ -28,7 +28,7 @@ CONTRADICTION, LARGE_DIFFERENCE = 5.0, 1.0
 """Standard errors, and nats besides, between the ELBO that a fit followed and that of fresh draws."""
 
 ROUNDED = 10.0
-"""Units of rounding of the ELBO that it may be off by."""
+"""Units of rounding of the ELBO that both may differ by."""
 
 IN_DOUBLE = "call `jax.config.update('jax_enable_x64', True)`"
 """What to do where single precision is too little."""
@@ -68,11 +68,16 @@ def _of_end(result: "FitResult") -> str | None:
         return f"{text} Where they did not run out, rounding hides the rest: {IN_DOUBLE}." if is_rounded else text
     left = f"The fit has not converged: about {gap} nats are left to gain"
     if gap.value > gap.standard_error:
-        is_rounded = is_rounded and result.is_here and gap.value < ROUNDED * result.rounding
+        is_rounded = is_rounded and result.is_here and gap.value < _rounding(result)
         precision = f"{IN_DOUBLE}, since rounding keeps the rest, or take " if is_rounded else ""
         return f"{left}. Take more `steps` where they ran out, else {precision}a larger `tolerance`."
     most = 2 * (max(gap.value, 0.0) + gap.standard_error)
     return f"{left}, too few to be told from noise. If {most:.1g} nats are near enough, take that as `tolerance`."
+
+
+def _rounding(result: "FitResult") -> float:
+    """Nats of the ELBO that rounding may hide."""
+    return ROUNDED * float(jnp.finfo(jax.tree.leaves(result.params)[0].dtype).eps) * abs(result.final_elbo.value)
 
 
 def _of_starts(result: "FitResult") -> str | None:
@@ -127,8 +132,8 @@ def _of_elbo(result: "FitResult") -> str | None:
     if not math.isfinite(final.value):
         return "The ELBO of the fitted distribution is not finite: it gives weight to latents of density zero."
     by_nodes, by_rounding = result.quadrature_error
-    rounding = ROUNDED * result.rounding
-    missed = by_nodes + max(by_rounding - rounding, 0.0)  # what rounding takes from any sum is no fault of the nodes
+    rounding = _rounding(result)
+    missed = by_nodes + max(by_rounding - rounding, 0.0)  # every number of that size is rounded
     if missed > LARGE_ERROR:
         return (
             f"The expectations that the fit followed miss about {missed:.2g} nats: the posterior is wide, or its "

@@ -317,7 +317,7 @@ class Expectation(eqx.Module):
         groups: of addends.
         level: how many nodes an addend takes that has no closed form.
 
-    Bias: that of Gauss-Hermite sums, which `summands_and_missed` shows.
+    Bias: that of Gauss-Hermite sums, which `value_and_missed` shows.
     Cost: of a value, for each addend its program at all nodes, and its linear functions of the covariance.
     """
 
@@ -369,13 +369,13 @@ class Expectation(eqx.Module):
         """What it is the expectation of."""
         return sum((group.at(z) for group in self.groups), self.constant + self.slope @ z)
 
-    def summands_and_missed(self, gaussian: Gaussian) -> tuple[list[Float[Array, ""]], Missed]:
-        """`summands`, by how much the next level changes the addends, beyond rounding, and what their sum may lose."""
+    def value_and_missed(self, gaussian: Gaussian) -> tuple[Float[Array, ""], Missed]:
+        """Its value, by how much the next level changes the addends, beyond rounding, and what their sum may lose."""
         zero = jnp.zeros((), gaussian.mean.dtype)
         found = [(zero, zero, zero), *(group.value_and_sizes(gaussian, self.level) for group in self.groups)]
-        values, change, size = zip(*found, strict=True)
-        summands = [self.constant, self.slope @ gaussian.mean, *values[1:]]
-        return summands, Missed(sum(change, zero), LOST * jnp.finfo(zero.dtype).eps * sum(size, zero))
+        value, change, size = (sum(parts, zero) for parts in zip(*found, strict=True))
+        value += self.constant + self.slope @ gaussian.mean
+        return value, Missed(change, LOST * jnp.finfo(zero.dtype).eps * size)
 
     @property
     def num_addends(self) -> int:

@@ -232,9 +232,14 @@ def _after(before: FitResult, after: FitResult) -> FitResult:
 
 def needs_more_nodes(plan: FitPlan, result: FitResult) -> bool:
     """Whether the nodes of exact expectations miss so much that more of them may lead elsewhere."""
-    return not result.quadrature_error.by_nodes < ERROR_SHARE * plan.options.tolerance + ROUNDING * result.rounding
+    return not result.quadrature_error.by_nodes < ERROR_SHARE * plan.options.tolerance + _rounding(result)
 
 
 def needs_draws(plan: FitPlan, result: FitResult) -> bool:
     """Whether exact expectations miss more than the tolerance, which is what draws miss."""
-    return not sum(result.quadrature_error) < plan.options.tolerance + ROUNDING * result.rounding
+    return not sum(result.quadrature_error) < plan.options.tolerance + _rounding(result)
+
+
+def _rounding(result: FitResult) -> float:
+    """Of the ELBO itself: what cancelling summands lose is not excused, but counted as missed."""
+    return ROUNDING * float(jnp.finfo(jnp.result_type(float)).eps) * abs(result.final_elbo.value)
