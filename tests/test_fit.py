@@ -132,6 +132,20 @@ def test_more_nodes_or_draws_take_over_where_nodes_or_rounding_miss_too_much(
     assert level is None or result.problem.expectation.level == level
 
 
+def test_what_cancelling_addends_lose_is_told_and_asks_for_draws(key):
+    """It is not excused as the rounding that a sum of so large numbers has anyway."""
+    model = quell.from_numpyro(MODELS["gaussian"])
+    result = quell.fit(model, quell.MeanField(model.dim), key=key)
+    known = result.problem.expectation
+    both = [dataclasses.replace(group, weight=sign * 1e14 * group.weight) for group in known.groups for sign in (1, -1)]
+    problem = dataclasses.replace(result.problem, expectation=dataclasses.replace(known, groups=(*known.groups, *both)))
+    cancelling = dataclasses.replace(result, gradient=dataclasses.replace(result.gradient, problem=problem))
+    plan = attempts.Task(quell.FitOptions(), model, quell.MeanField(model.dim), key).plan()
+    assert [attempts.needs_draws(plan, one) for one in (result, cancelling)] == [False, True]
+    told = [any("the fit followed miss about" in text for text in one.warnings) for one in (result, cancelling)]
+    assert told == [False, True]
+
+
 LITTLE, OF_NODES, OF_ROUNDING, UNKNOWN = (0.9, 0.9), (1.1, 0.0), (0.0, 1.1), (0.0, np.nan)
 """Nats for each addend that nodes of a result miss, and that its ELBO is off."""
 
