@@ -23,7 +23,8 @@ from quell.core.host import HostProgram, TooLong, Unsupported, compiled_part, pa
 from quell.core.put import put
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
 from quell.evaluation.problem import exactly
-from quell.fit.common_draws import Draws, ExactElbo
+from quell.fit.common_draws import ExactElbo
+from quell.fit.common_noise import Draws
 
 driver = importlib.import_module("quell.fit.driver")
 

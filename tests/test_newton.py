@@ -21,12 +21,13 @@ from numpyro_models import CENTRED
 from quell.core.estimate import Estimate
 from quell.evaluation import exactly
 from quell.fit import attempts
-from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo, noise_of_block, whitened_noise
+from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo
+from quell.fit.common_noise import Draws, common_noise
 from quell.fit.gap import measure_gap
 from quell.fit.line_search import line_search
 from quell.fit.newton import CURVATURE_BLOCKS, Newton, Phase
 from quell.fit.plan import FitPlan
-from quell.fit.starts import NARROWER, WIDER, Starts, climbs_after, elsewhere, other_scale
+from quell.fit.starts import LARGEST_SEARCH, NARROWER, WIDER, Starts, climbs_after, elsewhere, other_scale
 from quell.fit.trust_region import TrustStep, trust_step
 from quell.models.linear import LinearPredictor
 from quell.models.linear_data import LinearData
@@ -150,35 +151,60 @@ def test_for_a_quadratic_log_density_some_draws_are_exact(name):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-8), one, two)
 
 
-@pytest.mark.parametrize("pairs", [8, 32], ids=["by coordinate", "whitened"])
+def blocks_of_seeds(num_seeds, num_blocks, pairs):
+    """Blocks of three coordinates, for each seed."""
+
+    def of_seed(seed):
+        noise = common_noise(quell.MeanField(3), pairs, Draws(seed, jnp.int32(num_blocks), jnp.int32(1)), jnp.float64)
+        return jax.vmap(noise)(jnp.arange(num_blocks))
+
+    return jax.jit(jax.vmap(of_seed))(jnp.arange(num_seeds, dtype=jnp.uint32))
+
+
+def assert_on_average(values, expected):
+    """Of the first axis, up to four standard errors."""
+    error = jnp.std(values, axis=0) / jnp.sqrt(len(values))
+    assert jnp.all(jnp.abs(jnp.mean(values, axis=0) - expected) < 4 * error + 1e-9)
+
+
+@pytest.mark.parametrize("pairs", [4, 32], ids=["by coordinate", "whitened"])
 def test_blocks_have_the_moments_of_the_normal_distribution(pairs):
-    """Second moments exactly, in each block; fourth ones on average."""
-    num_pairs = pairs if pairs > 8 else 4
-    noise = functools.partial(whitened_noise, quell.MeanField(3), num_pairs, dtype=jnp.float64)
-    blocks = jax.jit(jax.vmap(noise))(jax.random.split(jax.random.key(0), 20_000))
-    assert blocks.shape[1] == 2 * num_pairs
-    np.testing.assert_allclose(jnp.mean(blocks, axis=1), 0.0, atol=1e-12)
-    seconds = jnp.einsum("bsi,bsj->bij", blocks, blocks) / blocks.shape[1]
-    wanted = jnp.eye(3) if pairs > 8 else jnp.diagonal(jnp.broadcast_to(jnp.eye(3), seconds.shape), axis1=1, axis2=2)
-    found = seconds if pairs > 8 else jnp.diagonal(seconds, axis1=1, axis2=2)
-    np.testing.assert_allclose(found, jnp.broadcast_to(wanted, found.shape), atol=1e-12)
-    fourths = jnp.einsum("bsi,bsj->bij", blocks**2, blocks**2) / blocks.shape[1]
-    expected = jnp.ones((3, 3)) + 2 * jnp.eye(3)
-    error = jnp.std(fourths, axis=0) / jnp.sqrt(len(blocks))
-    assert jnp.all(jnp.abs(jnp.mean(fourths, axis=0) - expected) < 4 * error + 1e-9)
+    """Second moments exactly: in each block, or of each coordinate in all even and in all odd blocks; fourth ones on
+    average."""
+    blocks = blocks_of_seeds(5_000, 5, pairs)
+    assert blocks.shape[2] == 2 * pairs
+    np.testing.assert_allclose(jnp.mean(blocks, axis=2), 0.0, atol=1e-12)
+    if pairs == 32:
+        seconds = jnp.einsum("kbsi,kbsj->kbij", blocks, blocks) / blocks.shape[2]
+        np.testing.assert_allclose(seconds, jnp.broadcast_to(jnp.eye(3), seconds.shape), atol=1e-12)
+    else:
+        assert jnp.std(jnp.mean(blocks**2, axis=2)) > 0.1, "those of a block are not"
+    for parity in range(2):
+        np.testing.assert_allclose(jnp.mean(blocks[:, parity::2] ** 2, axis=(1, 2)), 1.0, atol=1e-12)
+    fourths = jnp.einsum("kbsi,kbsj->kij", blocks**2, blocks**2) / (5 * blocks.shape[2])
+    assert_on_average(fourths, jnp.ones((3, 3)) + 2 * jnp.eye(3))
+
+
+@pytest.mark.parametrize("num_blocks", [2, 16])
+def test_sixth_moments_of_coordinates_come_near_the_normal_ones_with_the_blocks(num_blocks):
+    num = num_blocks  # pairs in a half of all even blocks: two of each
+    sixths = jnp.mean(blocks_of_seeds(5_000, num_blocks, 4) ** 6, axis=(1, 2))
+    assert_on_average(sixths, 15 * num * (num + 6) / ((num + 2) * (num + 4)))
 
 
 @pytest.mark.parametrize("lost", [0, 1, 40], ids=["all draws", "one draw lost", "too many lost"])
-@pytest.mark.parametrize("name", [pytest.param("mean-field", marks=pytest.mark.slow), "full-rank"])
-def test_value_gradient_and_noise_are_those_of_all_draws_at_once(name, lost):
-    """Three blocks in pieces, with a log density that is not finite beyond a bound, against means over all draws."""
+@pytest.mark.parametrize(
+    ("name", "pairs"), [pytest.param("mean-field", 32, marks=pytest.mark.slow), ("full-rank", 32), ("mean-field", 4)]
+)
+def test_value_gradient_and_noise_are_those_of_all_draws_at_once(name, pairs, lost):
+    """With a log density that is not finite beyond a bound, against means over all draws."""
     family, params = FAMILIES[name], somewhere(FAMILIES[name])
     smooth = quell.Model(
         lambda z, y: -jnp.log1p((y - jnp.sum(jnp.sin(z))) ** 2), quell.NormalPrior(), jnp.arange(4.0), 3
     )
-    num = 3
-    of_blocks = [noise_of_block(family, 32, jnp.uint32(5), jnp.int32(number), jnp.float64) for number in range(num)]
-    noise = jnp.concatenate(of_blocks)
+    num = 96 // pairs
+    seen = Draws(jnp.uint32(5), jnp.int32(num), jnp.int32(1))
+    noise = jnp.concatenate([common_noise(family, pairs, seen, jnp.float64)(jnp.int32(one)) for one in range(num)])
     firsts = jnp.sort(jax.vmap(lambda one: family.sample(params, one))(noise)[:, 0])
     bound = 0.5 * (firsts[-lost] + firsts[-lost - 1]) if lost else jnp.inf
 
@@ -186,9 +212,9 @@ def test_value_gradient_and_noise_are_those_of_all_draws_at_once(name, lost):
         return jnp.where(z[0] > bound, jnp.inf, -jnp.log1p((y - jnp.sum(jnp.sin(z))) ** 2))
 
     objective = CommonDraws(
-        quell.Problem(quell.Model(log_likelihood, quell.NormalPrior(), jnp.arange(4.0), 3), family), 32, 4, True
+        quell.Problem(quell.Model(log_likelihood, quell.NormalPrior(), jnp.arange(4.0), 3), family), pairs, 4, True
     )
-    assert objective.pieces > 1
+    assert objective.pieces > 1 or pairs == 4
     found = eqx.filter_jit(objective.around)(params, some_draws(objective, num))
     is_there = jax.vmap(lambda one: family.sample(params, one))(noise)[:, 0] < bound
     signs = jnp.repeat(1.0 - 2.0 * (jnp.arange(num) % 2), len(noise) // num)
@@ -599,6 +625,41 @@ def test_a_gap_that_only_rounding_keeps_ends_the_fit():
     assert not state.optimizer.has_converged
     assert 1e-6 < state.optimizer.gap < 1.0
     assert steps < 40
+
+
+@pytest.mark.parametrize(("gradients", "wanted"), [(LARGEST_SEARCH // 2, 3), (LARGEST_SEARCH // 2 + 64, 0)])
+def test_no_other_start_is_tried_that_would_take_the_search_beyond_its_bound(gradients, wanted):
+    family = quell.MeanField(2)
+    nowhere = LocalElbo(jnp.zeros(()), family.init(), family.init(), *jnp.zeros(2))
+    starts, found = Starts.of(family.init(), nowhere, 6), jnp.asarray(True)
+    after = starts.add(family.init(), nowhere, jnp.asarray(gradients / 8, jnp.float32), 8, 6, found, ~found)
+    assert after.wanted == wanted
+
+
+class Vast(ExactElbo):
+    """A sum of numbers so large that no difference of it tells anything, with a gradient that does."""
+
+    def around(self, params, draws):
+        found = super().around(params, draws)
+        return found._replace(size=found.size + 1e17)
+
+
+@pytest.mark.parametrize(("judged", "is_taken"), [(np.inf, True), (1e3, True), (1e-9, False)])
+def test_a_judged_step_that_is_taken_on_trust_may_leave_the_region_if_the_last_one_halved_the_gap(judged, is_taken):
+    family = quell.MeanField(3)
+    problem = exactly(quell.Problem(quadratic()[0], family))
+    best = quell.fit(quadratic()[0], family, key=jax.random.key(0), tolerance=1e-9).params
+    start = best._replace(loc=best.loc + 0.1)
+    newton = Newton(quell.Gradient(problem), Vast(problem), 1e-6)
+    begun = newton.init(start)
+    here = newton.objective.around(start, begun.optimizer.draws)
+    at_judgement = begun.optimizer._replace(
+        phase=jnp.int32(Phase.JUDGE), here=here, radius=jnp.asarray(1e-3), judged=jnp.asarray(judged)
+    )
+    after, _ = eqx.filter_jit(newton.step)(jax.random.key(0), dataclasses.replace(begun, optimizer=at_judgement))
+    assert bool(after.optimizer.has_given_up) is not is_taken
+    assert after.optimizer.phase == Phase.JUDGE or not is_taken
+    np.testing.assert_allclose(after.params.loc, best.loc if is_taken else start.loc, atol=1e-3)
 
 
 NOTHING, SAME, OTHER = (-5.0, False, False), (0.0, True, False), (0.0, True, True)

@@ -10,18 +10,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PyTree
 
 from quell.core.checks import first_line
-from quell.core.host import compiled_part, remembered_part
+from quell.core.host import compiled_part
 from quell.estimators.smoothness import has_no_kinks
 from quell.evaluation import Problem
 from quell.evaluation.problem import elbo_summands
-from quell.families import AbstractFamily
+from quell.fit.common_noise import Draws, Noise, NoiseOfBlock, common_noise
 from quell.fit.trust_region import inner
 from quell.models import AbstractModel
-
-Noise = Float[Array, "draw noise"]
 
 DRAWS, LEAST_DRAWS = 64, 8
 """Of a block at least, and where there are too many data for that."""
@@ -33,7 +31,7 @@ DRAWS_PER_PARAM = 1.5
 """Pairs of a block at least, for each parameter of a coordinate: two in mean field, half the dimension in full rank."""
 
 LARGEST_WHITENED = 128
-"""With more coordinates of noise than this, a block of draws is whitened coordinate by coordinate only."""
+"""With more coordinates of noise than this, draws are whitened coordinate by coordinate only."""
 
 MOST_VALUES = 2**21
 """Log-likelihoods of single data that a block may take: with more, its draws are fewer and whitened less."""
@@ -53,19 +51,6 @@ are left out, and one always is. With more of them the ELBO is not finite."""
 
 DIFFERENCE = 0.1
 """Length, in the chart, of the step to either side in a difference of gradients."""
-
-
-class Draws(NamedTuple):
-    """Common random numbers: the blocks `0, ..., blocks - 1` of a seed, and of each the pieces `0, ..., pieces - 1`."""
-
-    seed: UInt32[Array, ""]
-    blocks: Int[Array, ""]
-    pieces: Int[Array, ""]
-
-    @property
-    def total(self) -> Int[Array, ""]:
-        """Of all pieces."""
-        return self.blocks * self.pieces
 
 
 class LocalElbo(NamedTuple):
@@ -103,13 +88,7 @@ class Sums(NamedTuple):
 class CommonDraws(eqx.Module):
     r"""The mean of \(\log p(x, z_s)\) over draws \(z_s = \mu + L\epsilon_s\) of fixed noise, plus the entropy.
 
-    Noise comes in blocks. A block has \(\epsilon\) with each \(-\epsilon\), and is whitened: where half of it has as
-    many pairs as there are coordinates, its second moments are those of the normal distribution, so that it is exact
-    for a log density that is quadratic in the latent, and what is left of the noise is that of higher derivatives.
-    Otherwise the second moment of each coordinate alone is. Whitening \(m\) pairs puts them on a sphere, whose fourth
-    moments are smaller than the normal ones by \(m/(m+2)\). So the squares of one half of a block are multiplied by
-    \(1 + (2/m)^{1/2}\) and those of the other by \(1 - (2/m)^{1/2}\): second moments stay as they are, and the expected
-    fourth moments are normal.
+    The noise is [whitened][quell.fit.common_noise.common_noise].
 
     Args:
         problem: model and Gaussian family.
@@ -118,8 +97,7 @@ class CommonDraws(eqx.Module):
         is_smooth: whether derivatives of second order are known to be there, and to see all curvature. Otherwise a
             product is a difference of gradients over a fifth of a standard deviation, which sees that of kinks too.
 
-    Bias: that of sixth moments, which are \(m^2(m+6) / (m(m+2)(m+4))\) of the normal ones: 0.98 for the 32 pairs that a
-    block has where data are few, and 0.67 for the least of 4. The ELBO of a result is free of it.
+    Bias: that of the noise. The ELBO of a result is free of it.
     Cost: of a value one pass over all data for each draw; a gradient takes about three, a product five.
     """
 
@@ -192,11 +170,14 @@ class CommonDraws(eqx.Module):
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""
-        return self._at(params, self.problem.family.geometry.origin(params), draws)
+        return self._at(params, self.problem.family.geometry.origin(params), draws, self._noise(params, draws))
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
         """The Hessian in the chart, as a function of a vector."""
-        return functools.partial(self._product, params, draws)
+        return functools.partial(self._product, params, draws, self._noise(params, draws))
+
+    def _noise(self, params: PyTree, draws: Draws) -> NoiseOfBlock:
+        return common_noise(self.problem.family, self.pairs, draws, jax.tree.leaves(params)[0].dtype)
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points, in pieces as those of a block."""
@@ -204,30 +185,34 @@ class CommonDraws(eqx.Module):
         whole = points[np.arange(math.ceil(num / size) * size) % num].reshape(-1, size, points.shape[1])
         return jax.lax.map(lambda piece: log_joints(self.problem.model, piece)[0], whole).reshape(-1)[:num]
 
-    def _product(self, params: PyTree, draws: Draws, vector: PyTree) -> PyTree:
+    def _product(self, params: PyTree, draws: Draws, noise: NoiseOfBlock, vector: PyTree) -> PyTree:
         origin = self.problem.family.geometry.origin(params)
         if self.is_smooth:
-            return jax.jvp(lambda at: self._at(params, at, draws, with_noise=False).grad, (origin,), (vector,))[1]
+            return jax.jvp(lambda at: self._at(params, at, draws, noise, with_halves=False).grad, (origin,), (vector,))[
+                1
+            ]
         length = jnp.sqrt(inner(vector, vector))
         step = DIFFERENCE / jnp.maximum(length, jnp.finfo(length.dtype).tiny)
 
         def add(side: Int[Array, ""], total: PyTree) -> PyTree:
             sign = 1 - 2 * side.astype(step.dtype)
             there = jax.tree.map(lambda leaf: sign * step * leaf, vector)
-            found = self._at(params, there, draws, with_noise=False)
+            found = self._at(params, there, draws, noise, with_halves=False)
             return jax.tree.map(lambda sum_, leaf: sum_ + sign / (2 * step) * leaf, total, found.grad)
 
         return jax.lax.fori_loop(0, 2, add, origin)
 
-    def _at(self, params: PyTree, at: PyTree, draws: Draws, *, with_noise: bool = True) -> LocalElbo:
+    def _at(
+        self, params: PyTree, at: PyTree, draws: Draws, noise: NoiseOfBlock, *, with_halves: bool = True
+    ) -> LocalElbo:
         """Value and gradient at a point of the chart around the parameters."""
         family = self.problem.family
         there, pull = jax.vjp(lambda at: family.geometry.chart(params, at), at)
         entropy, widening = jax.value_and_grad(family.entropy)(there)
         nothing = Sums(jnp.zeros_like(entropy), jax.tree.map(jnp.zeros_like, there), jnp.zeros_like(entropy))
 
-        def add(noise: Noise, block: Int[Array, ""], sums: tuple[Sums, ...]) -> tuple[Sums, ...]:
-            found, sign = self._on_piece(there, noise), 1 - 2 * (block % 2).astype(entropy.dtype)
+        def add(piece: Noise, block: Int[Array, ""], sums: tuple[Sums, ...]) -> tuple[Sums, ...]:
+            found, sign = self._on_piece(there, piece), 1 - 2 * (block % 2).astype(entropy.dtype)
             signed = (found, jax.tree.map(lambda leaf: sign * leaf, found))
             return jax.tree.map(jnp.add, sums, signed[: len(sums)])
 
@@ -235,7 +220,7 @@ class CommonDraws(eqx.Module):
             (grad,) = pull(jax.tree.map(lambda leaf, wide: leaf + sums.count * wide, sums.grad, widening))
             return jax.tree.map(lambda leaf: leaf / present, grad)
 
-        found, *differ = self._over(draws, add, (nothing, nothing) if with_noise else (nothing,))
+        found, *differ = self._over(draws, noise, add, (nothing, nothing) if with_halves else (nothing,))
         count = draws.total * self.draws_at_once
         lost, present = count - found.count, jnp.maximum(found.count, 1.0)
         mean = found.value / present
@@ -244,13 +229,12 @@ class CommonDraws(eqx.Module):
         halves = [jax.tree.map(lambda leaf: jnp.where(draws.blocks > 1, leaf, 0.0), slope(one)) for one in differ]
         return LocalElbo(value, slope(found), halves[0] if halves else (), lost / count, size)
 
-    def _over(self, draws: Draws, add: Callable[..., PyTree], start: PyTree) -> PyTree:
+    def _over(self, draws: Draws, noise: NoiseOfBlock, add: Callable[..., PyTree], start: PyTree) -> PyTree:
         """Go through the pieces of each block."""
-        dtype = jax.tree.leaves(start)[0].dtype
 
         def over_block(number: Int[Array, ""], total: PyTree) -> PyTree:
-            noise = noise_of_block(self.problem.family, self.pairs, draws.seed, number, dtype)
-            pieces = noise.reshape(self.pieces, -1, noise.shape[1])
+            block = noise(number)
+            pieces = block.reshape(self.pieces, -1, block.shape[1])
             return jax.lax.fori_loop(0, draws.pieces, lambda at, sums: add(pieces[at], number, sums), total)
 
         return jax.lax.fori_loop(0, draws.blocks, over_block, start)
@@ -266,30 +250,6 @@ class CommonDraws(eqx.Module):
         is_there = jnp.isfinite(values) & jnp.all(jnp.isfinite(slopes), axis=1)
         (grad,) = pull(jnp.where(is_there[:, None], slopes, 0.0))
         return Sums(jnp.sum(values, where=is_there), grad, jnp.sum(is_there, dtype=values.dtype))
-
-
-@remembered_part
-def noise_of_block(
-    family: AbstractFamily, pairs: int, seed: UInt32[Array, ""], number: Int[Array, ""], dtype: Any
-) -> Noise:
-    """That of all evaluations of a round."""
-    return whitened_noise(family, pairs, jax.random.fold_in(jax.random.key(seed), number), dtype)
-
-
-def whitened_noise(family: AbstractFamily, pairs: int, key: Key[Array, ""], dtype: Any) -> Noise:
-    """The noise of a block: so many pairs, in two halves."""
-    num = pairs // 2
-    halves = family.noise(key, pairs, dtype).reshape(2, num, -1)
-    size, change = halves.shape[-1], math.sqrt(2.0 / num)
-    if num >= size:
-        halves = jnp.linalg.qr(halves)[0] * math.sqrt(num)
-        signs = jnp.ones(size, dtype)
-    else:  # coordinates are independent of each other, and so are their scales
-        halves = halves / jnp.sqrt(jnp.mean(halves**2, axis=1, keepdims=True))
-        signs = jax.random.rademacher(jax.random.fold_in(key, 1), (size,), dtype)
-    squares = 1.0 + change * jnp.stack([signs, -signs])[:, None]
-    pair = jnp.stack([halves, -halves]) * jnp.sqrt(squares)  # each piece has some of both halves, with their mirror
-    return jnp.transpose(pair, (2, 1, 0, 3)).reshape(2 * pairs, size)
 
 
 @compiled_part
@@ -319,9 +279,13 @@ class ExactElbo(eqx.Module):
 
     @property
     def size(self) -> int:
-        """Log-likelihoods of single data, or of addends at nodes, that a gradient takes."""
+        """Log-likelihoods of single data, or of addends at nodes, that a gradient takes, and parameters.
+
+        A product counts as one; of many coordinates it takes as long as a gradient, though it goes through no node.
+        """
         expectation = self.problem.expectation
-        return self.problem.model.num_data if expectation is None else expectation.num_evaluations
+        evaluations = self.problem.model.num_data if expectation is None else expectation.num_evaluations
+        return evaluations + self.problem.family.num_params
 
     def cost(
         self, draws: Draws, values: Int[Array, ""] | int = 0, products: Int[Array, ""] | int = 0

@@ -11,7 +11,8 @@ from quell.data.access import on_disk
 from quell.evaluation import has_exact_elbo
 from quell.families import Capability
 from quell.fit.algorithm import AlgorithmState
-from quell.fit.common_draws import CommonDraws, Draws, ExactElbo
+from quell.fit.common_draws import CommonDraws, ExactElbo
+from quell.fit.common_noise import Draws
 from quell.fit.newton import Newton, NewtonState, Phase
 from quell.gradient import Gradient
 

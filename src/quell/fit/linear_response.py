@@ -18,7 +18,8 @@ from quell.core.tiers import tiered_jit
 from quell.data.access import on_disk
 from quell.evaluation import Problem, has_exact_elbo
 from quell.families import Capability, FullRank, LocationScale, MeanField
-from quell.fit.common_draws import CommonDraws, Draws, ExactElbo
+from quell.fit.common_draws import CommonDraws, ExactElbo
+from quell.fit.common_noise import Draws
 from quell.fit.history import History
 from quell.fit.status import Status
 from quell.fit.trust_region import MOST_PRODUCTS, trust_step

@@ -13,9 +13,10 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from quell.core.estimate import Estimate
 from quell.core.trees import all_equal, all_finite, select
 from quell.fit.algorithm import AlgorithmState
-from quell.fit.common_draws import CommonDraws, Draws, ExactElbo, LocalElbo
+from quell.fit.common_draws import CommonDraws, ExactElbo, LocalElbo
+from quell.fit.common_noise import Draws
 from quell.fit.leaps import LEAP_TRIALS, Leaps
-from quell.fit.line_search import MOST_TRIALS, line_search
+from quell.fit.line_search import MOST_TRIALS, ROUNDING, line_search
 from quell.fit.overfitting import fits_its_draws, is_dear
 from quell.fit.starts import APART, MOST_LOST_STARTS, Starts, climbs_after, elsewhere, halfway, num_tried, other_scale
 from quell.fit.trust_region import MOST_PRODUCTS, MOST_PRODUCTS_ON_DRAWS, TrustStep, inner, trust_step
@@ -69,7 +70,7 @@ class Phase(enum.IntEnum):
     """Evaluate the ELBO of the parameters on new draws."""
 
     JUDGE = 1
-    """Compare what is left to gain with the tolerance; then, on draws, as the next."""
+    """Compare what is left to gain with the tolerance; then, on draws or where rounding hides it, as the next."""
 
     MOVE = 2
     """Take a Newton step on these draws."""
@@ -289,7 +290,10 @@ class Newton(eqx.Module):
 
         # A step is known that leaves nothing to gain; where only a gap is measured it is not taken.
         is_last = has_converged & (self.objective.is_exact and self.most_starts > 0)
-        stays = (evaluates | measures | has_converged | is_too_noisy | only_judges) & ~is_last
+        # No ratio could hold back a step that is taken on trust: the judged one is, if the last one halved the gap.
+        is_trusted = solved.is_solved & (gap < ROUNDING * now.here.rounding) & ~(gap > STALLED * now.judged)
+        is_trusted &= only_judges & ~has_converged
+        stays = (evaluates | measures | has_converged | is_too_noisy | only_judges) & ~(is_last | is_trusted)
 
         def along(share: Float[Array, ""]) -> tuple[PyTree, LocalElbo]:
             there = moved(share)
@@ -320,7 +324,7 @@ class Newton(eqx.Module):
         is_small, hidden = radius < LEAST_RADIUS, here.rounding
         is_hidden = self.objective.is_exact & moves & is_whole & (gained < hidden)  # by rounding
         is_near = is_stuck & is_model_top & (gained < self.tolerance)
-        is_at_top |= (is_hidden & is_model_top) | is_near
+        is_at_top |= (is_hidden & is_model_top) | is_near | (is_trusted & moves & is_whole)
         is_spent = self.objective.is_exact & ~(begins | is_at_top) & (is_small | (is_hidden & (radius >= 1)))
         is_over, is_lonely = is_at_top | is_spent | is_small, is_spent & ~now.starts.are_open  # no start is left
         # Newton steps at an optimum leave next to nothing of a gap, but for what the gradient loses.

@@ -48,7 +48,8 @@ PATIENCE = 2.0
 """Gradients that another start may take, as a multiple of those of the first."""
 
 LARGEST_SEARCH = 2**26
-"""Log-likelihoods of single data, or of addends at nodes, in gradients: after more of them no other start is tried."""
+"""Log-likelihoods of single data, or of addends at nodes, in gradients: where another start that takes as many as the
+first would go beyond, none is tried."""
 
 
 class Starts(NamedTuple):
@@ -130,7 +131,7 @@ class Starts(NamedTuple):
             here=best[1],
             ended=ended,
             agreeing=agreeing,
-            wanted=jnp.where(gradients * size > LARGEST_SEARCH, 0, wanted).astype(jnp.int32),
+            wanted=jnp.where((gradients + first) * size > LARGEST_SEARCH, 0, wanted).astype(jnp.int32),
             first=first,
             began=gradients,
             differ=self.differ | is_other,
