@@ -45,6 +45,8 @@ class BaseGradient(eqx.Module):
         """Why the base gradient cannot be used for a problem; `None` if it can."""
         reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())
         reason = next((reason for reason in reasons if reason is not None), None)
+        if self == default_base(problem):  # than which none takes less: nothing need be traced
+            return reason
         return reason or refuses_memory(problem, lambda at: at.algebra.pullback(self.sample(at)))
 
     def sample(self, evaluation: Evaluation) -> FactoredGradient:
