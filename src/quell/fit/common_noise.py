@@ -72,7 +72,8 @@ def noise_of_block(
     size = halves.shape[-1]
     if _are_whitened_alone(pairs, size):
         halves = jnp.linalg.qr(halves)[0] * jnp.sqrt(num * _squares(num, jnp.ones(size, dtype)))[:, None]
-    return jnp.transpose(jnp.stack([halves, -halves]), (2, 1, 0, 3)).reshape(2 * pairs, size)
+    mirrored = halves[:, :, None] * jnp.array([1.0, -1.0], dtype)[:, None]  # a stack of both would draw each twice
+    return jnp.transpose(mirrored, (1, 0, 2, 3)).reshape(2 * pairs, size)
 
 
 @remembered_part
