@@ -741,14 +741,19 @@ def test_other_starts_climb_to_the_mode(monkeypatch, largest_whitened):
     family, mode = FAMILIES["mean-field"], jnp.array([0.5, -1.0, 1.5])
     objective = CommonDraws.of(quell.Problem(model, family))
 
-    def locations(climbs):
+    def locations(climbs, objective=objective):
         return [elsewhere(jax.random.key(seed), objective, family.init(), climbs).loc for seed in range(2)]
+
+    def from_mode(locations):
+        return np.abs(np.stack(locations) - mode).max()
 
     found = locations(jnp.asarray(True))
     np.testing.assert_allclose(found, jnp.broadcast_to(mode, (2, 3)), atol=0.05)
     assert not np.array_equal(*found)
-    from_box = np.abs(np.stack(locations(jnp.asarray(False))) - mode).max()
-    assert bool(from_box < 0.05) is (largest_whitened == 2), "of many coordinates all climb"
+    of_many = largest_whitened == 2
+    assert bool(from_mode(locations(jnp.asarray(False))) < 0.05) is of_many, "of many coordinates all climb"
+    beside = CommonDraws.of(quell.Problem(model, family), is_alone=False)
+    assert bool(from_mode(locations(jnp.asarray(True), beside)) < 0.05) is of_many, "of fits side by side none"
     assert [bool(climbs_after(jnp.asarray(ended))) for ended in range(5)] == [False, False, True, False, True]
 
 

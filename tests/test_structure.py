@@ -314,6 +314,16 @@ def test_a_concave_model_needs_one_start(family, starts):
     assert method.algorithm.most_starts == starts
 
 
+@pytest.mark.parametrize("level", [0, None], ids=["exact", "on draws"])
+def test_fits_know_whether_they_are_alone(level):
+    model = quell.Model(lambda z, y: -((y - z[0] * jnp.cos(z[1])) ** 2), quell.NormalPrior(), jnp.ones(5), 2)
+    problem, key = quell.Problem(model, quell.MeanField(2)), jax.random.key(0)
+    methods = [choose(FitOptions(), problem, keys, level) for keys in (key, jax.random.split(key, 2))]
+    objectives = [method.algorithm.objective for method in methods]
+    assert [objective.is_exact for objective in objectives] == [level is not None] * 2
+    assert [objective.is_alone for objective in objectives] == [True, False]
+
+
 # Expectations
 
 

@@ -96,6 +96,7 @@ class CommonDraws(eqx.Module):
         few: pairs of a block that are enough far from the optimum.
         is_smooth: whether derivatives of second order are known to be there, and to see all curvature. Otherwise a
             product is a difference of gradients over a fifth of a standard deviation, which sees that of kinks too.
+        is_alone: whether no other fit is beside this one. Then some starts are near the mode.
 
     Bias: that of the noise. The ELBO of a result is free of it.
     Cost: of a value one pass over all data for each draw; a gradient takes about three, a product five.
@@ -105,6 +106,7 @@ class CommonDraws(eqx.Module):
     pairs: int = eqx.field(static=True)
     few: int = eqx.field(static=True)
     is_smooth: bool = eqx.field(static=True)
+    is_alone: bool = eqx.field(static=True, default=True)
 
     is_exact = False
 
@@ -155,7 +157,7 @@ class CommonDraws(eqx.Module):
         return (values + 2 * products) * draws.total * float(self.draws_at_once)
 
     @classmethod
-    def of(cls, problem: Problem) -> "CommonDraws | None":
+    def of(cls, problem: Problem, *, is_alone: bool = True) -> "CommonDraws | None":
         """For a problem; `None` where a block would take too long."""
         noise = jax.eval_shape(lambda: problem.family.noise(jax.random.key(0), 1, float))
         size, num_data = noise.shape[1], problem.model.num_data
@@ -166,7 +168,8 @@ class CommonDraws(eqx.Module):
         pairs = whole if size <= LARGEST_WHITENED and 2 * whole * num_data <= MOST_VALUES else max(few, some)
         if 2 * pairs * num_data > MOST_VALUES_OF_ALL or problem.family.num_params > MOST_PARAMS:
             return None
-        return cls(problem, pairs, few, has_no_kinks(problem) and _refuses_products(problem) is None)
+        is_smooth = has_no_kinks(problem) and _refuses_products(problem) is None
+        return cls(problem, pairs, few, is_smooth, is_alone)
 
     def around(self, params: PyTree, draws: Draws) -> LocalElbo:
         """Value and gradient."""

@@ -105,12 +105,12 @@ def choose(
         gradient = Gradient(exact, base=default_base(problem), sampler=Sampler(NATURAL_REPLICATES), rule=rule)
         newton = Newton(gradient, ExactElbo(exact, is_alone), options.tolerance, starts(exact))
         return Method(newton, Choice("exact", (), reason))
-    draws = CommonDraws.of(problem) if may_take_newton else None
+    draws = CommonDraws.of(problem, is_alone=is_alone) if may_take_newton else None
     if draws is not None:
         reason = "Newton steps on common random numbers: some draws see all data in little time."
         gradient = Gradient(problem, base=default_base(problem), sampler=Sampler(2 * draws.pairs), rule=rule)
         gives_up = options.checkpoint is None  # which has no place for the fit that would take over
-        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up, is_alone)
+        newton = Newton(gradient, draws, options.tolerance, starts(problem), gives_up)
         return Method(newton, Choice("common draws", (), reason))
     sampler = options.sampler or default_sampler(problem, natural=natural)
     base = options.base or default_base(problem)

@@ -182,8 +182,6 @@ class Newton(eqx.Module):
         tolerance: in nats.
         most_starts: that are tried; with none there is no first round, and the parameters given are judged.
         gives_up: whether it ends where it fits its draws, so that sampled gradients can take over.
-        climbs: whether every other start is near the mode. Several fits side by side would climb at every step, and do
-            not.
 
     Bias: of a gap that is measured on some of the draws of its round, that of the inverse of a noisy Hessian, which is
         too large by about the number of parameters over that of draws.
@@ -200,7 +198,6 @@ class Newton(eqx.Module):
     tolerance: float | Float[Array, ""]
     most_starts: int = eqx.field(static=True, default=1)
     gives_up: bool = eqx.field(static=True, default=True)
-    climbs: bool = eqx.field(static=True, default=True)
 
     def init(self, params: PyTree | None = None) -> AlgorithmState:
         """The state before the first step."""
@@ -411,7 +408,7 @@ class Newton(eqx.Module):
         phase = jnp.where(meets, Phase.COMPARE, jnp.where(restarts, Phase.EVALUATE, phase)).astype(jnp.int32)
         moves_on = restarts | (is_lost & before.starts.are_open & ~is_rival)
         begun = select(restarts, other_scale(problem.family, self.objective, params.loc.dtype), starts.params)
-        climbs = climbs_after(starts.ended) if self.climbs else None
+        climbs = climbs_after(starts.ended)
         new = jax.lax.cond(moves_on, lambda: elsewhere(key, self.objective, begun, climbs), lambda: params)
         tried = jnp.where(moves_on, num_tried(self.objective, climbs), 0)
         params = select(meets, between, select(closes, starts.params, new))

@@ -139,14 +139,14 @@ class Starts(NamedTuple):
         )
 
 
-def num_tried(objective: CommonDraws | ExactElbo, climbs: Bool[Array, ""] | None) -> Int[Array, ""] | int:
+def num_tried(objective: CommonDraws | ExactElbo, climbs: Bool[Array, ""]) -> Int[Array, ""] | int:
     """Gradients of the log density that the location of another start takes, at most."""
     if isinstance(objective, ExactElbo):
         return 0
     climb = CLIMB * objective.draws_at_once
     if objective.has_many_coordinates:
         return climb
-    return TRIED_POINTS if climbs is None else jnp.where(climbs, climb, TRIED_POINTS)
+    return jnp.where(climbs, climb, TRIED_POINTS) if objective.is_alone else TRIED_POINTS
 
 
 def climbs_after(ended: Int[Array, ""]) -> Bool[Array, ""]:
@@ -155,7 +155,7 @@ def climbs_after(ended: Int[Array, ""]) -> Bool[Array, ""]:
 
 
 def elsewhere(
-    key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree, climbs: Bool[Array, ""] | None
+    key: Key[Array, ""], objective: CommonDraws | ExactElbo, params: PyTree, climbs: Bool[Array, ""]
 ) -> PyTree:
     """The parameters with another location: the highest of some points, or of some that have climbed.
 
@@ -163,7 +163,8 @@ def elsewhere(
         key: for the points.
         objective: whose log joint is high there.
         params: with the location that the first start began with.
-        climbs: whether they climb; `None` for never. Where coordinates are many they always do, without draws never.
+        climbs: whether they climb. Where coordinates are many all do; without draws none does, nor of few coordinates
+            beside other fits, which would climb at every step.
     """
     box = functools.partial(jax.random.uniform, key, dtype=params.loc.dtype, minval=START_BOX[0], maxval=START_BOX[1])
 
@@ -185,7 +186,7 @@ def elsewhere(
 
     if objective.has_many_coordinates:
         return params._replace(loc=climbed())
-    return params._replace(loc=of_box() if climbs is None else jax.lax.cond(climbs, climbed, of_box))
+    return params._replace(loc=jax.lax.cond(climbs, climbed, of_box) if objective.is_alone else of_box())
 
 
 def _climbed(objective: CommonDraws, points: Float[Array, "point latent"]) -> Float[Array, "point latent"]:
