@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Very many parameters: no array of parameters times variates or replicates, and recipes that would make one."""
 
+import importlib
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 import quell
 from quell.cli.app import app
 from quell.core.program import equations
-from quell.evaluation import Evaluation
+from quell.evaluation import Evaluation, exactly
 from quell.families import coordinate_blocks
 from quell.variates.cost import largest_affordable
 from tolerances import EXACT
@@ -164,6 +165,21 @@ def test_a_base_gradient_that_makes_a_square_matrix_is_refused():
     base = quell.BaseGradient(quell.BonnetPrice(), CLOSED, CLOSED)
     with pytest.raises(ValueError, match=r"base.*100,000 x"):
         quell.Gradient(quell.Problem(counts(), quell.MeanField(DIM)), base=base)
+
+
+def test_a_log_density_that_makes_a_square_matrix_is_refused():
+    model = quell.Model(lambda z, y: y * jnp.sum(jnp.sin(z[:, None] * z)), quell.NormalPrior(), jnp.ones(3), latent=DIM)
+    with pytest.raises(ValueError, match=r"base gradient.* 100,000 x 100,000 .*without one"):
+        quell.Gradient(quell.Problem(model, quell.MeanField(DIM)))
+
+
+def test_an_exact_fit_is_not_refused_for_what_it_does_not_sample(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("quell.gradient.base"), "refuses_memory", lambda *_, **__: "too large")
+    model = quell.Model(lambda z, y: -jnp.exp(z[0]) * y, quell.NormalPrior(), jnp.ones(3), latent=1)
+    problem = quell.Problem(model, quell.MeanField(1))
+    with pytest.raises(ValueError, match="too large"):
+        quell.Gradient(problem)
+    assert quell.Gradient(exactly(problem)).problem.expectation is not None
 
 
 @pytest.mark.parametrize("make_model", [logistic, counts])

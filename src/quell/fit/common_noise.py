@@ -13,7 +13,10 @@ from quell.families import AbstractFamily
 
 Noise = Float[Array, "draw noise"]
 NoiseOfBlock = Callable[[Int[Array, ""]], Noise]
-"""That of the block of a number."""
+"""The noise of a block, given its number."""
+
+LAST_BLOCK = 2**32 - 1
+"""The number of a block that no round has: keys that are derived of those of a block may be keys of its draws."""
 
 
 class Draws(NamedTuple):
@@ -33,12 +36,13 @@ def common_noise(family: AbstractFamily, pairs: int, draws: Draws, dtype: Any) -
     r"""Blocks of standard normal noise that is whitened.
 
     A block has \(\epsilon\) with each \(-\epsilon\), in two halves. Where a half has as many pairs as there are
-    coordinates, its second moments are those of the normal distribution, so that a block is exact for a log density
-    that is quadratic in the latent, and what is left of the noise is that of higher derivatives. Otherwise the second
-    moment of each coordinate alone is, over the halves of all even blocks and over those of all odd ones, which are
-    compared. Whitening \(m\) pairs puts them on a sphere, whose fourth moments are smaller than the normal ones by
-    \(m/(m+2)\). So the squares of one half are multiplied by \(1 + (2/m)^{1/2}\) and those of the other by
-    \(1 - (2/m)^{1/2}\): second moments stay as they are, and the expected fourth moments are normal.
+    coordinates, the second moments of a block are those of the normal distribution, so that it is exact for a log
+    density that is quadratic in the latent, and what is left of the noise is that of higher derivatives. Otherwise the
+    second moment of each coordinate alone is, over all even blocks and over all odd ones, which are compared; so the
+    noise of a block depends on how many there are. A piece of a block is not whitened by itself. Whitening \(m\) pairs
+    puts them on a sphere, whose fourth moments are smaller than the normal ones by \(m/(m+2)\). So the squares of one
+    half are multiplied by \(1 + (2/m)^{1/2}\) and those of the other by \(1 - (2/m)^{1/2}\): second moments stay as
+    they are, and the expected fourth moments are normal.
 
     Args:
         family: whose noise is normal.
@@ -46,9 +50,9 @@ def common_noise(family: AbstractFamily, pairs: int, draws: Draws, dtype: Any) -
         draws: all blocks of which belong together.
         dtype: of the noise.
 
-    Bias: that of sixth moments, which are \(m^2(m+6) / (m(m+2)(m+4))\) of the normal ones: 0.98 for the 32 pairs of a
-    half that is whitened alone, and 0.67 for the least of 4, and more for higher ones; it falls with the blocks where
-    these are whitened together.
+    Bias: that of sixth moments and higher ones. Sixth ones are \(m(m+6) / ((m+2)(m+4))\) of the normal ones with \(m\)
+        pairs in a half: 0.98 for a block of 32 pairs, as most are, and 0.67 for one of 4, the fewest. Where blocks
+        are whitened together \(m\) grows with them, and the bias falls.
     Cost: there, all noise is computed twice.
     """
 
@@ -90,8 +94,8 @@ def scales_of_blocks(
         return total.at[number % 2].add(jnp.sum(halves**2, axis=0))
 
     def squares(parity: int) -> Float[Array, "2 noise"]:
-        num = pairs // 2 * ((blocks + 1 - parity) // 2)
-        signs = jax.random.rademacher(jax.random.fold_in(_key(seed, parity), 1), (size,), dtype)
+        num = pairs // 2 * jnp.maximum((blocks + 1 - parity) // 2, 1)  # one block has no other half
+        signs = jax.random.rademacher(_key(seed, LAST_BLOCK - parity), (size,), dtype)
         return num * _squares(num, signs)
 
     size = jax.eval_shape(lambda: family.noise(jax.random.key(0), 1, dtype)).shape[1]

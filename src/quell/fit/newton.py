@@ -130,14 +130,15 @@ class Outcome(NamedTuple):
         params: the best.
         num_gradients: of the log density that were taken.
         gap: nats to the optimum; `None` where the fit has not measured them.
-        starts_differ: whether several starts were tried, and ended in different optima.
+        starts_differ: whether several starts were tried, and ended in different optima; `None` where the first alone
+            was, since others would take too long.
         lost_draws: largest share of the draws of a round at which the log density or its gradient was not finite.
     """
 
     params: PyTree
     num_gradients: int
     gap: Estimate | None = None
-    starts_differ: bool = False
+    starts_differ: bool | None = False
     lost_draws: float = 0.0
 
 
@@ -288,7 +289,7 @@ class Newton(eqx.Module):
         # A step is known that leaves nothing to gain; where only a gap is measured it is not taken.
         is_last = has_converged & (self.objective.is_exact and self.most_starts > 0)
         # No ratio could hold back a step that is taken on trust: the judged one is, if the last one halved the gap.
-        is_trusted = solved.is_solved & (gap < ROUNDING * now.here.rounding) & ~(gap > STALLED * now.judged)
+        is_trusted = (gap < ROUNDING * now.here.rounding) & ~(gap > STALLED * now.judged)
         is_trusted &= only_judges & ~has_converged
         stays = (evaluates | measures | has_converged | is_too_noisy | only_judges) & ~(is_last | is_trusted)
 
@@ -297,7 +298,7 @@ class Newton(eqx.Module):
             return there, self.objective.around(there, seen)
 
         most_trials = jnp.where(stays, 0, jnp.where(leaps, LEAP_TRIALS, MOST_TRIALS))
-        most_trials = jnp.where(evaluates | is_last, 1, most_trials)
+        most_trials = jnp.where(evaluates | is_last | is_trusted, 1, most_trials)
         found = line_search(along, state.params, now.here, solved, stays, most_trials)
         moves, is_whole = found.is_better & ~stays, found.share >= 1
         gained = jnp.where(leaps, found.there.value - now.here.value, solved.gain)
@@ -399,7 +400,8 @@ class Newton(eqx.Module):
         starts = starts._replace(agreeing=jnp.where(compares & differs, alone, starts.agreeing))
         ends = ends & ~meets
         has_found = jnp.isfinite(apart)
-        added = starts.add(params, here, after.num_gradients, self.objective.size, self.most_starts, has_found, differs)
+        share = self.objective.search_share
+        added = starts.add(params, here, after.num_gradients, share, self.most_starts, has_found, differs)
         starts = select(ends, added, starts)
         restarts, closes = ends & starts.are_open, ends & ~starts.are_open
 
@@ -452,12 +454,13 @@ class Newton(eqx.Module):
         """What the fit knows of itself; while other starts are tried the parameters are those of the best."""
         now: NewtonState = state.optimizer
         starts = now.starts
-        is_among = 0 < int(starts.ended) < int(starts.wanted)
+        ended, wanted = int(starts.ended), int(starts.wanted)
+        is_lonely = (ended, wanted) == (1, 0)
         return Outcome(
-            params=starts.params if is_among else state.params,
+            params=starts.params if 0 < ended < wanted else state.params,
             num_gradients=int(now.num_gradients),
             gap=Estimate(float(now.gap), float(now.gap_error)) if np.isfinite(now.gap) else None,
-            starts_differ=bool(starts.differ),
+            starts_differ=None if is_lonely else bool(starts.differ),
             lost_draws=float(now.here.lost),
         )
 

@@ -47,10 +47,6 @@ APART = 0.1
 PATIENCE = 2.0
 """Gradients that another start may take, as a multiple of those of the first."""
 
-LARGEST_SEARCH = 2**26
-"""Log-likelihoods of single data, or of addends at nodes, in gradients: where another start that takes as many as the
-first would go beyond, none is tried."""
-
 
 class Starts(NamedTuple):
     """The starts of a fit so far.
@@ -60,7 +56,7 @@ class Starts(NamedTuple):
         here: the ELBO there.
         ended: how many of them have.
         agreeing: how many of these in the best optimum; none where the best is no optimum.
-        wanted: how many are to be tried.
+        wanted: how many are to be tried; none where another would take too long.
         lost: starts at which the ELBO was not finite.
         first: gradients of the log density that the first took.
         began: gradients before the present one.
@@ -100,7 +96,7 @@ class Starts(NamedTuple):
         params: PyTree,
         here: LocalElbo,
         gradients: Float[Array, ""],
-        size: int,
+        share: float,
         most: int,
         has_found: Bool[Array, ""],
         differs: Bool[Array, ""],
@@ -111,7 +107,7 @@ class Starts(NamedTuple):
             params: where it ended.
             here: the ELBO there; not a number for a start without an end.
             gradients: of the log density so far.
-            size: log-likelihoods of single data, or of addends at nodes, that each takes.
+            share: of the longest search, that each is.
             most: starts that may be tried.
             has_found: whether it ended in an optimum; one that did not agrees with nothing.
             differs: whether it ended in another optimum than the best one before.
@@ -126,12 +122,13 @@ class Starts(NamedTuple):
         # Where the best is no optimum, one above it is above all optima before, and one below may be one of them.
         is_other = jnp.where(self.agreeing > 0, differs, self.found & is_new & has_found)
         wanted = jnp.minimum(most, ended + jnp.maximum(FEWEST_STARTS - agreeing, 0))
+        is_dear = (wanted > ended) & ((gradients + first) * share > 1)  # if the next takes as many as the first
         return self._replace(
             params=best[0],
             here=best[1],
             ended=ended,
             agreeing=agreeing,
-            wanted=jnp.where((gradients + first) * size > LARGEST_SEARCH, 0, wanted).astype(jnp.int32),
+            wanted=jnp.where(is_dear, 0, wanted).astype(jnp.int32),
             first=first,
             began=gradients,
             differ=self.differ | is_other,

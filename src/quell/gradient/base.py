@@ -19,6 +19,8 @@ from quell.families import Capability, FactoredGradient
 from quell.terms import AbstractTerm, Data, Prior, Variational
 from quell.variates.cost import refuses_memory
 
+_REMEDY = "the default base adds none: take that, and write the log density without one, as by `jax.lax.map` over rows"
+
 
 class BaseGradient(eqx.Module):
     r"""An unbiased estimator of \(\nabla_w \mathrm{ELBO} = g_1 + g_2 - g_3\), with an estimator for each term.
@@ -45,9 +47,11 @@ class BaseGradient(eqx.Module):
         """Why the base gradient cannot be used for a problem; `None` if it can."""
         reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())
         reason = next((reason for reason in reasons if reason is not None), None)
-        if self == default_base(problem):  # than which none takes less: nothing need be traced
+        if (
+            reason is not None or problem.expectation is not None
+        ):  # whose fit is exact, and samples for diagnostics alone
             return reason
-        return reason or refuses_memory(problem, lambda at: at.algebra.pullback(self.sample(at)))
+        return refuses_memory(problem, lambda at: at.algebra.pullback(self.sample(at)), remedy=_REMEDY)
 
     def sample(self, evaluation: Evaluation) -> FactoredGradient:
         """One gradient of the ELBO per replicate, in nats."""

@@ -19,6 +19,8 @@ ALWAYS_AFFORDABLE = 2**24
 FEW = 32
 """An array may have as many times the family's parameters: a few dozen vectors, and no matrix of them."""
 
+KEEP_A_DIAGONAL = "a quadratic that keeps a diagonal is, as in `quell.AnchoredQuadratic()` or `quell.FittedQuadratic()`"
+
 
 def largest_affordable(problem: Problem) -> int:
     """Numbers that the largest array of a recipe may have for one replicate.
@@ -48,8 +50,14 @@ def largest_array(problem: Problem, run: Callable[[Evaluation], Any]) -> tuple[i
     return max((aval.shape for aval in made if hasattr(aval, "shape")), key=math.prod, default=())
 
 
-def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any]) -> str | None:
-    """Why a recipe is not affordable; `None` if it is. Where even a square matrix would be, nothing is traced."""
+def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any], *, remedy: str = KEEP_A_DIAGONAL) -> str | None:
+    """Why a recipe is not affordable; `None` if it is. Where even a square matrix would be, nothing is traced.
+
+    Args:
+        problem: model and family.
+        run: of the evaluation of a draw.
+        remedy: what to do instead.
+    """
     if problem.model.dim**2 <= ALWAYS_AFFORDABLE:
         return None
     shape, most = largest_array(problem, run), largest_affordable(problem)
@@ -58,8 +66,7 @@ def refuses_memory(problem: Problem, run: Callable[[Evaluation], Any]) -> str | 
     size = " x ".join(f"{length:,}" for length in shape)
     return (
         f"it makes an array of {size} numbers ({_bytes(4 * math.prod(shape))} in single precision), and for "
-        f"{problem.model.dim:,} coordinates at most {most:,} ({_bytes(4 * most)}) are affordable; a quadratic that "
-        "keeps a diagonal is, as in `quell.AnchoredQuadratic()` or `quell.FittedQuadratic()`"
+        f"{problem.model.dim:,} coordinates at most {most:,} ({_bytes(4 * most)}) are affordable; {remedy}"
     )
 
 
