@@ -371,7 +371,7 @@ def test_quadrature_that_draws_contradict_is_told():
 
 @pytest.mark.slow
 def test_a_fit_whose_gap_cannot_be_measured_says_so(monkeypatch):
-    monkeypatch.setattr(CommonDraws, "of", lambda problem: None)
+    monkeypatch.setattr(CommonDraws, "of", lambda problem, is_alone: None)
     result = quell.fit(skewed(), quell.MeanField(1), steps=10, key=jax.random.key(0))
     assert result.status is quell.Status.COMPLETED
     assert any("could not be measured" in text for text in result.warnings)
@@ -781,7 +781,7 @@ def test_starts_are_tried_until_three_have_found_the_best_optimum(ends, wanted, 
     starts, seen = Starts.of(family.init(), nowhere, 6), []
     for value, found, differs in ends:
         here = nowhere._replace(value=jnp.asarray(value))
-        starts = starts.add(family.init(), here, jnp.ones(()), 1, 6, jnp.asarray(found), jnp.asarray(differs))
+        starts = starts.add(family.init(), here, jnp.ones(()), 0.01, 6, jnp.asarray(found), jnp.asarray(differs))
         seen.append(int(starts.wanted))
     assert seen == wanted
     assert starts.differ == differ
