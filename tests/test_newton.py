@@ -371,7 +371,7 @@ def test_quadrature_that_draws_contradict_is_told():
 
 @pytest.mark.slow
 def test_a_fit_whose_gap_cannot_be_measured_says_so(monkeypatch):
-    monkeypatch.setattr(CommonDraws, "of", lambda problem, is_alone: None)
+    monkeypatch.setattr(CommonDraws, "of", lambda problem, **_: None)
     result = quell.fit(skewed(), quell.MeanField(1), steps=10, key=jax.random.key(0))
     assert result.status is quell.Status.COMPLETED
     assert any("could not be measured" in text for text in result.warnings)

@@ -55,9 +55,9 @@ beyond, none is tried. The first takes five to ten seconds then. Half of the sta
 distributions end thousands of nats below the better optimum, and say that they have converged."""
 
 LARGEST_EXACT_SEARCH, VALUES_OF_PARAM = 2**26, 4
-"""The same of addends at nodes, in gradients of an exact ELBO, where the first takes half a second to four then; and how
-many of them take as long as a parameter of a product with the Hessian. On five models of 108 to 12,885 latents no other
-start ended in a better optimum."""
+"""The same of addends at nodes, in gradients of an exact ELBO, where the first takes half a second to four then; and
+how many of them take as long as a parameter of a product with the Hessian. On five models of 108 to 12,885 latents no
+other start ended in a better optimum."""
 
 DIFFERENCE = 0.1
 """Length, in the chart, of the step to either side in a difference of gradients."""
