@@ -3,6 +3,8 @@
 
 import contextlib
 import dataclasses
+import functools
+import importlib
 import time
 import types
 import warnings
@@ -144,6 +146,30 @@ def test_what_cancelling_addends_lose_is_told_and_asks_for_draws(key):
     assert [attempts.needs_draws(plan, one) for one in (result, cancelling)] == [False, True]
     told = [any("the fit followed miss about" in text for text in one.warnings) for one in (result, cancelling)]
     assert told == [False, True]
+
+
+def test_an_exact_result_is_not_lost_where_draws_are_not_affordable(key, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("quell.gradient.base"), "refuses_memory", lambda *_, **__: "too large")
+    asked = []
+    monkeypatch.setattr(attempts, "needs_draws", lambda *_: asked.append(None) or True)
+    model = quell.from_numpyro(MODELS["gaussian"])
+    assert quell.fit(model, quell.MeanField(model.dim), key=key).problem.expectation is not None
+    assert asked
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("before", [True, False, None])
+@pytest.mark.parametrize("after", [True, False, None])
+def test_what_starts_have_shown_is_kept_by_a_fit_that_goes_on(before, after, goes_on, key):
+    results = [dataclasses.replace(_logistic_fit(), starts_differ=differ) for differ in (before, after)]
+    shown = {before, after} if goes_on else {after}
+    expected = True if True in shown else None if None in shown else False
+    assert attempts._after(*results, goes_on=goes_on).starts_differ is expected
+
+
+@functools.cache
+def _logistic_fit():
+    return quell.fit(LOGISTIC, quell.MeanField(2), key=jax.random.key(0))
 
 
 LITTLE, OF_NODES, OF_ROUNDING, UNKNOWN = (0.9, 0.9), (1.1, 0.0), (0.0, 1.1), (0.0, np.nan)

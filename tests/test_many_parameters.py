@@ -167,10 +167,20 @@ def test_a_base_gradient_that_makes_a_square_matrix_is_refused():
         quell.Gradient(quell.Problem(counts(), quell.MeanField(DIM)), base=base)
 
 
-def test_a_log_density_that_makes_a_square_matrix_is_refused():
-    model = quell.Model(lambda z, y: y * jnp.sum(jnp.sin(z[:, None] * z)), quell.NormalPrior(), jnp.ones(3), latent=DIM)
-    with pytest.raises(ValueError, match=r"base gradient.* 100,000 x 100,000 .*without one"):
-        quell.Gradient(quell.Problem(model, quell.MeanField(DIM)))
+def test_a_log_density_that_makes_a_square_matrix_is_refused_and_not_by_rows():
+    def by_matrix(z, y):
+        return y * jnp.sum(jnp.sin(z[:, None] * z))
+
+    def by_rows(z, y):
+        return y * jnp.sum(jax.lax.map(jax.checkpoint(lambda one: jnp.sum(jnp.sin(one * z))), z))
+
+    def problem(log_likelihood):
+        model = quell.Model(log_likelihood, quell.NormalPrior(), jnp.ones(3), latent=DIM)
+        return quell.Problem(model, quell.MeanField(DIM))
+
+    with pytest.raises(ValueError, match=r"base gradient.* 100,000 x 100,000 .*row by row"):
+        quell.Gradient(problem(by_matrix))
+    assert quell.Gradient(problem(by_rows)).base == quell.BaseGradient()
 
 
 def test_an_exact_fit_is_not_refused_for_what_it_does_not_sample(monkeypatch):

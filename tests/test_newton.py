@@ -671,12 +671,15 @@ def test_a_search_that_is_over_is_not_said_to_be_too_long():
 
 @pytest.mark.parametrize(("largest", "is_alone"), [(2**30, False), (1.0, True)])
 @pytest.mark.parametrize("fits", [1, 2])
-def test_a_start_that_stayed_alone_is_told(largest, is_alone, fits, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("quell.fit.common_draws"), "LARGEST_SEARCH", largest)
+@pytest.mark.parametrize("bound", ["LARGEST_SEARCH", "LARGEST_EXACT_SEARCH"])
+def test_a_start_that_stayed_alone_is_told(bound, largest, is_alone, fits, monkeypatch):
+    if bound == "LARGEST_EXACT_SEARCH":
+        monkeypatch.undo()  # so that the structure is read
+    monkeypatch.setattr(importlib.import_module("quell.fit.common_draws"), bound, largest)
     model = quell.Model(lambda z, y: -jnp.log1p((z[0] - y) ** 2), quell.NormalPrior(), jnp.arange(4.0), 1)
     for result in quell.fit_many(model, quell.MeanField(1), num_fits=fits, key=jax.random.key(0)):
         assert result.starts_differ is (None if is_alone else False)
-        assert ("one alone" in repr(result)) is is_alone
+        assert any("One start alone" in text for text in result.warnings) is is_alone
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["exact", "on draws"])
@@ -713,29 +716,41 @@ def test_some_thousand_rows_do_not_keep_other_starts_from_being_tried():
 
 
 class Vast(ExactElbo):
-    """A sum of numbers of which a unit of rounding is so large, and wrong by ten of them at a distance of 0.01."""
+    """A sum of numbers of which a unit of rounding is so large, and wrong by so many of them at a distance of 0.01."""
 
     unit: float = 0.0
     start: Any = None
+    most: float = 10.0
 
     def around(self, params, draws):
         found = super().around(params, draws)
-        wrong = 1e3 * self.unit * jnp.linalg.norm(params.loc - self.start.loc)
+        wrong = self.most * self.unit * jnp.linalg.norm(params.loc - self.start.loc) / 0.01
         return found._replace(value=found.value + wrong, size=jnp.asarray(self.unit / jnp.finfo(found.value.dtype).eps))
 
 
 @pytest.mark.parametrize(
-    ("units", "halves", "is_taken"),
-    [(0.5, None, True), (5, None, True), (20, None, False), (5, True, True), (5, False, False), (0.5, False, False)],
+    ("units", "halves", "most", "is_taken"),
+    [
+        (0.5, None, 10, True),
+        (5, None, 10, True),
+        (20, None, 10, False),
+        (5, True, 10, True),
+        (5, False, 10, False),
+        (0.5, False, 10, False),
+        (5, None, -30, False),
+    ],
+    ids=["below one", "five", "twenty", "halves", "does not halve", "is stalled", "falls by more than rounding"],
 )
-def test_a_judged_step_of_some_units_of_rounding_is_taken_whole_if_the_last_one_halved_the_gap(units, halves, is_taken):
+def test_a_judged_step_of_some_units_of_rounding_is_taken_whole_if_the_last_one_halved_the_gap(
+    units, halves, most, is_taken
+):
     """Though it leaves the region, and though the ELBO seems to rise by more than is predicted."""
     family = quell.MeanField(3)
     problem = exactly(quell.Problem(quadratic()[0], family))
     best = quell.fit(quadratic()[0], family, key=jax.random.key(0), tolerance=1e-9).params
     start = best._replace(loc=best.loc.at[0].add(0.01))
     gap = float(quell.exact_elbo(problem, best) - quell.exact_elbo(problem, start))
-    newton = Newton(quell.Gradient(problem), Vast(problem, unit=gap / units, start=start), 1e-9)
+    newton = Newton(quell.Gradient(problem), Vast(problem, unit=gap / units, start=start, most=most), 1e-9)
     begun = newton.init(start)
     here = newton.objective.around(start, begun.optimizer.draws)
     judged = jnp.inf if halves is None else gap * (2.1 if halves else 1.9)
@@ -748,6 +763,7 @@ def test_a_judged_step_of_some_units_of_rounding_is_taken_whole_if_the_last_one_
     assert now.phase == (Phase.JUDGE if is_taken else Phase.MOVE)
     assert bool(now.has_given_up) is (units < 1 and not is_taken)
     np.testing.assert_allclose(after.params.loc, best.loc if is_taken else start.loc, atol=1e-4)
+    assert is_taken or now.radius == 1e-3, "the step was that of no region"
 
 
 NOTHING, SAME, OTHER = (-5.0, False, False), (0.0, True, False), (0.0, True, True)

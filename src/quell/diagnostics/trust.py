@@ -81,6 +81,11 @@ def _rounding(result: "FitResult") -> float:
 
 
 def _of_starts(result: "FitResult") -> str | None:
+    if result.starts_differ is None:
+        return (
+            "One start alone was tried, since another would have taken too long: other optima would not be seen. See "
+            "whether fits from other `params` have a higher ELBO."
+        )
     if not result.starts_differ:
         return None
     return (

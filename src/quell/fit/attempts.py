@@ -88,11 +88,8 @@ def _fits(task: Task, bar: ProgressBar) -> list[FitResult]:
         newton = dataclasses.replace(newton, most_starts=1)
         start = init_loop(newton, first.params, averages=False)
         plan = dataclasses.replace(plan, algorithm=newton, start=start, options=task.options)
-    differ = first.starts_differ
-    return [
-        dataclasses.replace(_after(first, one), starts_differ=one.starts_differ or differ)
-        for one in results_of(task, plan, bar)
-    ]
+    goes_on = first.status is Status.CONVERGED
+    return [_after(first, one, goes_on=goes_on) for one in results_of(task, plan, bar)]
 
 
 def _unless_astray(plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
@@ -160,7 +157,7 @@ def _better_than(gaussian: FitResult, flow: FitResult) -> FitResult:
         choice = flow.choice
         if choice is not None:
             choice = dataclasses.replace(choice, reason=f"Around a {name} of ELBO {before:.2f}. {choice.reason}")
-        return dataclasses.replace(_after(gaussian, flow), choice=choice)
+        return dataclasses.replace(_after(gaussian, flow, goes_on=True), choice=choice)
     reason = f"{type(flow.problem.family).__name__} was not better than the {name} it began with, which is returned."
     choice = None if gaussian.choice is None else dataclasses.replace(gaussian.choice, reason=reason)
     status = flow.status if flow.status in ENDED else gaussian.status
@@ -193,16 +190,14 @@ def results_of(task: Task, plan: FitPlan, bar: ProgressBar) -> list[FitResult]:
     goes_on = expectation.level < USUAL_LEVEL and task.key.ndim == 0  # from where the fewest nodes led
     if goes_on:
         task = task._replace(options=dataclasses.replace(task.options, params=results[0].params))
-    following = task.plan(expectation.level + 1 if needs_nodes else None)
+    try:
+        following = task.plan(expectation.level + 1 if needs_nodes else None)
+    except ValueError:  # what samples would take is not affordable
+        return results
     if following.is_sampled:
         return results  # what they miss is known, and told; the noise of sampled gradients would not be
     pairs = zip(results, results_of(task, following, bar), strict=True)
-    return [
-        dataclasses.replace(
-            _after(before, after), starts_differ=after.starts_differ or (goes_on and before.starts_differ)
-        )
-        for before, after in pairs
-    ]
+    return [_after(before, after, goes_on=goes_on) for before, after in pairs]
 
 
 def _is_far(newton: FitResult, steps: int) -> bool:
@@ -220,13 +215,17 @@ def better_of(newton: FitResult, sampled: FitResult) -> FitResult:
         return dataclasses.replace(_after(sampled, newton), status=sampled.status if is_ended else newton.status)
     assert sampled.choice is not None, "variates were chosen"
     choice = dataclasses.replace(sampled.choice, reason=f"Newton steps on draws gave up. {sampled.choice.reason}")
-    return dataclasses.replace(_after(newton, sampled), choice=choice, starts_differ=newton.starts_differ)
+    return dataclasses.replace(_after(newton, sampled, goes_on=True), choice=choice)
 
 
-def _after(before: FitResult, after: FitResult) -> FitResult:
-    """The later of two fits, with the work of both."""
+def _after(before: FitResult, after: FitResult, *, goes_on: bool = False) -> FitResult:
+    """The later of two fits, with the work of both; of starts, what both have shown if it goes on from the first."""
+    shown = (before.starts_differ, after.starts_differ) if goes_on else (after.starts_differ,)
     return dataclasses.replace(
-        after, seconds=before.seconds + after.seconds, num_gradients=before.num_gradients + after.num_gradients
+        after,
+        seconds=before.seconds + after.seconds,
+        num_gradients=before.num_gradients + after.num_gradients,
+        starts_differ=any(shown) or (None if None in shown else False),
     )
 
 

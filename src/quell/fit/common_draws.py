@@ -51,13 +51,13 @@ are left out, and one always is. With more of them the ELBO is not finite."""
 
 LARGEST_SEARCH = 2**30
 """Log-likelihoods of single data, in gradients on draws: where another start that takes as many as the first would go
-beyond, none is tried. The first takes five to ten seconds then. Half of the starts of a mixture of two normal
+beyond, none is tried. The first takes some ten seconds then. Half of the starts of a mixture of two normal
 distributions end thousands of nats below the better optimum, and say that they have converged."""
 
 LARGEST_EXACT_SEARCH, VALUES_OF_PARAM = 2**26, 4
 """The same of addends at nodes, in gradients of an exact ELBO, where the first takes half a second to four then; and
 how many of them take as long as a parameter of a product with the Hessian. On five models of 108 to 12,885 latents no
-other start ended in a better optimum."""
+start ended in a better optimum than the first that ended in one."""
 
 DIFFERENCE = 0.1
 """Length, in the chart, of the step to either side in a difference of gradients."""
@@ -106,7 +106,7 @@ class CommonDraws(eqx.Module):
         few: pairs of a block that are enough far from the optimum.
         is_smooth: whether derivatives of second order are known to be there, and to see all curvature. Otherwise a
             product is a difference of gradients over a fifth of a standard deviation, which sees that of kinks too.
-        is_alone: whether no other fit is beside this one. Then some starts are near the mode.
+        is_alone: whether no other fit is beside this one. Then some starts are near the mode, of few coordinates too.
 
     Bias: that of the noise. The ELBO of a result is free of it.
     Cost: of a value one pass over all data for each draw; a gradient takes about three, a product five.

@@ -131,7 +131,7 @@ class Outcome(NamedTuple):
         num_gradients: of the log density that were taken.
         gap: nats to the optimum; `None` where the fit has not measured them.
         starts_differ: whether several starts were tried, and ended in different optima; `None` where the first alone
-            was, since others would take too long.
+            was, since another would have taken too long.
         lost_draws: largest share of the draws of a round at which the log density or its gradient was not finite.
     """
 
@@ -310,7 +310,8 @@ class Newton(eqx.Module):
         growth = jnp.where(jnp.abs(found.ratio - 1) < BEST_DEVIATION, MOST_GROWTH, GROWTH)
         grown = jnp.where((found.ratio > GOOD_RATIO) & ~solved.is_inside, growth * now.radius, now.radius)
         length = found.share * solved.length
-        radius = jnp.where(stays | leaps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
+        keeps = stays | leaps | (is_trusted & ~moves)  # whose length is that of no region
+        radius = jnp.where(keeps, now.radius, jnp.where(moves & is_whole, jnp.maximum(grown, length), length))
         least = ROUND_SHARE * jnp.maximum(self.tolerance, jnp.where(jnp.isfinite(noise), noise, shown))
         least = jnp.asarray(self.tolerance, noise.dtype) if self.objective.is_exact else least
         # Where the model promises nothing, a trial that fails has failed by rounding; a leap has no model.
@@ -455,12 +456,12 @@ class Newton(eqx.Module):
         now: NewtonState = state.optimizer
         starts = now.starts
         ended, wanted = int(starts.ended), int(starts.wanted)
-        is_lonely = (ended, wanted) == (1, 0)
+        is_only_start = (ended, wanted) == (1, 0)
         return Outcome(
             params=starts.params if 0 < ended < wanted else state.params,
             num_gradients=int(now.num_gradients),
             gap=Estimate(float(now.gap), float(now.gap_error)) if np.isfinite(now.gap) else None,
-            starts_differ=None if is_lonely else bool(starts.differ),
+            starts_differ=None if is_only_start else bool(starts.differ),
             lost_draws=float(now.here.lost),
         )
 

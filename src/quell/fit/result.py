@@ -50,8 +50,8 @@ class FitResult(eqx.Module):
         num_gradients: of the log density that the fit has taken, each at one draw on the rows that a step sees; of an
             exact fit each at all nodes of all addends. A product with its Hessian counts as two, and as one in an exact
             fit, where it takes less time than a gradient.
-        starts_differ: whether the fit has tried several starts, and they ended in different optima; `None` where it has
-            tried one alone, since others would take too long, and the model may have several optima.
+        starts_differ: whether several starts of Newton steps were tried, and ended in different optima; `None` where
+            the first alone was, since another would have taken too long, and the model may have several optima.
         lost_draws: largest share of the draws of a round that the fit left out, since the log density or its gradient
             was not finite; after the first round, whose starts may be far away.
         has_khat: whether `print` and `warnings` take k-hat, and so draws that see all data.
@@ -379,8 +379,6 @@ class FitResult(eqx.Module):
         ]
         if self.choice is not None:
             lines.append(f"  chosen   {self.choice.reason}")
-        if self.starts_differ is None:
-            lines.append("  starts   one alone, since another would take as long: other optima would not be seen")
         if history.num_skipped:
             lines.append(f"  skipped  {history.num_skipped:,} steps, because they were not finite")
         if self.gradient.names and history.taken.num_steps:

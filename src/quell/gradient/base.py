@@ -19,7 +19,10 @@ from quell.families import Capability, FactoredGradient
 from quell.terms import AbstractTerm, Data, Prior, Variational
 from quell.variates.cost import refuses_memory
 
-_REMEDY = "the default base adds none: take that, and write the log density without one, as by `jax.lax.map` over rows"
+_REMEDY = (
+    "the default base makes no such array itself; compute the log density row by row, as by "
+    "`jax.lax.map(jax.checkpoint(row), rows)`"
+)
 
 
 class BaseGradient(eqx.Module):
@@ -47,9 +50,8 @@ class BaseGradient(eqx.Module):
         """Why the base gradient cannot be used for a problem; `None` if it can."""
         reasons = (estimator.refuses(problem, term) for term, estimator in self._pairs())
         reason = next((reason for reason in reasons if reason is not None), None)
-        if (
-            reason is not None or problem.expectation is not None
-        ):  # whose fit is exact, and samples for diagnostics alone
+        # A fit of known expectations samples for diagnostics alone.
+        if reason is not None or problem.expectation is not None:
             return reason
         return refuses_memory(problem, lambda at: at.algebra.pullback(self.sample(at)), remedy=_REMEDY)
 

@@ -20,6 +20,7 @@ FEW = 32
 """An array may have as many times the family's parameters: a few dozen vectors, and no matrix of them."""
 
 KEEP_A_DIAGONAL = "a quadratic that keeps a diagonal is, as in `quell.AnchoredQuadratic()` or `quell.FittedQuadratic()`"
+"""What to do instead of a quadratic that makes a matrix."""
 
 
 def largest_affordable(problem: Problem) -> int:
