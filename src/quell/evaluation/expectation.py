@@ -79,15 +79,20 @@ class Map(eqx.Module):
 
     def of_vector(self, vector: Float[Array, "latent"]) -> Float[Array, "#addend"]:
         """Without the offset."""
+        return self.of_seen(_taken(vector, self.index))
+
+    def of_seen(self, seen: Float[Array, "#addend seen"]) -> Float[Array, "#addend"]:
+        """The same, of the coordinates it sees."""
         if self.index.shape[0] == 1:
-            return self.weight @ vector[self.index[0]]
-        return jnp.sum(self.weight * vector[self.index], axis=1)
+            return self.weight @ seen[0]
+        return jnp.sum(self.weight * seen, axis=1)
 
     def of_matrix(self, matrix: Float[Array, "latent column"]) -> Float[Array, "#addend column"]:
         """Of each column, without the offset."""
+        seen = _taken(matrix, self.index)
         if self.index.shape[0] == 1:
-            return self.weight @ matrix[self.index[0]]
-        return jnp.einsum("as,asc->ac", self.weight, matrix[self.index])
+            return self.weight @ seen[0]
+        return jnp.einsum("as,asc->ac", self.weight, seen)
 
 
 class Moments(NamedTuple):
@@ -95,13 +100,20 @@ class Moments(NamedTuple):
 
     Args:
         mean: of each.
-        covariance: as a lower triangle.
-        rows: a root of the covariance, a row for each; `None` where they are not correlated.
+        variance: of each; `None` where they are correlated.
+        rows: a root of their covariance, a row for each; `None` where they are not correlated.
     """
 
     mean: list[Float[Array, "#addend"]]
-    covariance: list[list[Float[Array, "#addend"]]]
+    variance: list[Float[Array, "#addend"]] | None
     rows: list[Float[Array, "#addend column"]] | None
+
+    def covariance(self, one: int, two: int) -> Float[Array, "#addend"]:
+        """Of two of them."""
+        if self.rows is not None:
+            return jnp.sum(self.rows[one] * self.rows[two], axis=1)
+        assert self.variance is not None
+        return self.variance[one] if one == two else jnp.zeros(1, self.mean[0].dtype)
 
     @property
     def root(self) -> list[list[Float[Array, "#addend"]]]:
@@ -110,15 +122,18 @@ class Moments(NamedTuple):
         That of the covariance itself would lose twice the digits where linear functions are nearly the same.
         """
         if self.rows is None:
-            scales = [jnp.sqrt(row[-1]) for row in self.covariance]
-            return [[*row[:-1], scale] for row, scale in zip(self.covariance, scales, strict=True)]
+            places = range(len(self.mean))
+            return [
+                [*(self.covariance(one, two) for two in range(one)), jnp.sqrt(self.covariance(one, one))]
+                for one in places
+            ]
         root, basis = [], []
         for number, row in enumerate(self.rows):
             made, left = [], row
             for one in basis:
                 made.append(jnp.sum(left * one, axis=1))
                 left = left - made[-1][:, None] * one
-            square, size = jnp.sum(left**2, axis=1), self.covariance[number][number]
+            square, size = jnp.sum(left**2, axis=1), self.covariance(number, number)
             eps = jnp.finfo(row.dtype).eps
             is_there = square > (SAME * eps) ** 2 * size
             made.append(jnp.sqrt(jnp.where(is_there, square, eps**2 * size)))
@@ -241,19 +256,24 @@ class Group(eqx.Module):
         return len(nodes_for(dim, NODES[dim][level], is_double=is_double)[1])
 
     def _moments(self, gaussian: Gaussian) -> Moments:
-        mean, number = [one.of_vector(gaussian.mean) + one.offset for one in self.maps], len(self.maps)
+        pairs = zip(self.aligned or self.maps, self._seen(gaussian.mean), strict=True)
+        mean = [one.of_seen(seen) + one.offset for one, seen in pairs]
         rows = self._rows(gaussian)
         if rows is not None:
-            covariance = [[jnp.sum(rows[one] * rows[two], axis=1) for two in range(one + 1)] for one in range(number)]
-            return Moments(mean, covariance, rows)
-        total = [jnp.zeros_like(one) for one in mean]
+            return Moments(mean, None, rows)
+        parts = []
         if gaussian.factor is not None:
-            total = [jnp.sum(one.of_matrix(gaussian.factor) ** 2, axis=1) for one in self.maps]
+            parts.append([jnp.sum(one.of_matrix(gaussian.factor) ** 2, axis=1) for one in self.maps])
         if gaussian.variance is not None:
             squared = (Map(one.index, one.weight**2, one.offset) for one in self.maps)
-            total = [some + one.of_vector(gaussian.variance) for some, one in zip(total, squared, strict=True)]
-        none = jnp.zeros(1, gaussian.mean.dtype)
-        return Moments(mean, [[none] * one + [total[one]] for one in range(number)], None)
+            parts.append([one.of_vector(gaussian.variance) for one in squared])
+        return Moments(mean, [functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)], None)
+
+    def _seen(self, vector: Float[Array, "latent"]) -> list[Float[Array, "#addend seen"]]:
+        """The coordinates of a vector that each linear function sees; those that are aligned see the same."""
+        if self.aligned:
+            return [_taken(vector, self.aligned[0].index)] * len(self.aligned)
+        return [_taken(vector, one.index) for one in self.maps]
 
     def _are_correlated(self, gaussian: Gaussian) -> bool:
         shares = gaussian.variance is not None and bool(self.aligned)
@@ -265,8 +285,8 @@ class Group(eqx.Module):
             return None
         rows = [] if gaussian.factor is None else [[one.of_matrix(gaussian.factor)] for one in self.maps]
         if gaussian.variance is not None:
-            scale = jnp.sqrt(gaussian.variance)
-            own = [one.weight * scale[one.index] for one in self.aligned or self.maps]
+            pairs = zip(self.aligned or self.maps, self._seen(jnp.sqrt(gaussian.variance)), strict=True)
+            own = [one.weight * seen for one, seen in pairs]
             if not self.aligned:  # each has columns of its own
                 own = [_apart(own, at) for at in range(len(own))]
             rows = [[*parts, part] for parts, part in zip(rows or [[]] * len(own), own, strict=True)]
@@ -284,16 +304,17 @@ class Group(eqx.Module):
 
     def _product(self, moments: Moments) -> Float[Array, "#addend"]:
         r"""\(E\,u_1 u_2 e^v = e^{m_v + s_v / 2} ((m_1 + c_{1v})(m_2 + c_{2v}) + c_{12})\)."""
-        mean, covariance = moments.mean, moments.covariance
-        factors, growth = [mean[at] for at in self.factors], jnp.ones(1, mean[0].dtype)
-        if self.exponent is not None:
-            growth = jnp.exp(mean[self.exponent] + 0.5 * covariance[self.exponent][self.exponent])
-            factors = [one + covariance[self.exponent][at] for one, at in zip(factors, self.factors, strict=True)]
+        mean, covariance, exponent = moments.mean, moments.covariance, self.exponent
+        factor, growth = {at: mean[at] for at in self.factors}, jnp.ones(1, mean[0].dtype)
+        if exponent is not None:
+            growth = jnp.exp(mean[exponent] + 0.5 * covariance(exponent, exponent))
+            factor = {at: one + covariance(exponent, at) for at, one in factor.items()}
+        factors = [factor[at] for at in self.factors]
         if self.is_absolute:
-            return growth * _absolute(factors[0], covariance[self.factors[0]][self.factors[0]])
+            return growth * _absolute(factors[0], covariance(self.factors[0], self.factors[0]))
         if len(factors) < 2:
             return growth * (factors[0] if factors else 1.0)
-        return growth * (factors[0] * factors[1] + covariance[max(self.factors)][min(self.factors)])
+        return growth * (factors[0] * factors[1] + covariance(*self.factors))
 
 
 class Missed(NamedTuple):
@@ -386,6 +407,11 @@ class Expectation(eqx.Module):
     def num_evaluations(self) -> int:
         """Of addends at nodes, for one value."""
         return sum(group.weight.size * group.num_nodes(self.level) for group in self.groups)
+
+
+def _taken(array: Float[Array, "latent *column"], index: Int[Array, "#addend seen"]) -> Float[Array, "..."]:
+    """Rows at indices that are inside: brackets would look for negative ones first, in three operations."""
+    return array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _absolute(mean: Float[Array, "#addend"], variance: Float[Array, "#addend"]) -> Float[Array, "#addend"]:

@@ -101,9 +101,14 @@ def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places:
 
         return jax.tree.map(put, every, some(number))  # slices that would leave an array are moved into it
 
-    shapes = jax.eval_shape(lambda: some(jnp.zeros((), int)))
-    empty = jax.tree.map(lambda leaf: jnp.zeros((num, *leaf.shape[1:]), leaf.dtype), shapes)
-    return jax.lax.fori_loop(0, -(-num // size), fill, empty)
+    return jax.lax.fori_loop(0, -(-num // size), fill, _empty_jet(order, num, places[0].dtype, len(places)))
+
+
+def _empty_jet(order: int, num: int, dtype: Any, dim: int) -> Any:
+    """Zeros in the place of what some addends are put into."""
+    slopes = [jnp.zeros((num, one + 2), dtype) for one in range(dim)]
+    seconds = [[jnp.zeros((num, one + 2, two + 2), dtype) for two in range(one + 1)] for one in range(dim)]
+    return (jnp.zeros(num, dtype), slopes, seconds)[: order + 1]
 
 
 def _jet_of_some(program: NodeProgram, order: int, num: int, constants: tuple[Array, ...], places: Places) -> Any:

@@ -310,7 +310,7 @@ class ExactElbo(eqx.Module):
         if self.is_alone:
             grad, _, (value, size) = self._linearized(params, origin)
         else:
-            grad, (value, size) = _slope_and_value(self, params, origin)
+            grad, (value, size) = compiled_part(_slope_and_value)(self, params, origin)
         return LocalElbo(value, grad, origin, jnp.zeros_like(value), size)
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
@@ -321,7 +321,8 @@ class ExactElbo(eqx.Module):
         self, params: PyTree, origin: PyTree
     ) -> tuple[PyTree, Callable[[PyTree], PyTree], tuple[Float[Array, ""], ...]]:
         """Gradient in the chart, how it changes, value and size."""
-        return jax.linearize(functools.partial(_slope_and_value, self, params), origin, has_aux=True)
+        grad, push, numbers = _linearized(self, params, origin)
+        return grad, functools.partial(_pushed, push), numbers
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
         """The log joint at some points."""
@@ -333,8 +334,21 @@ class ExactElbo(eqx.Module):
 
 
 @compiled_part
+def _linearized(
+    objective: ExactElbo, params: PyTree, at: PyTree
+) -> tuple[PyTree, Callable[[PyTree], PyTree], tuple[Float[Array, ""], ...]]:
+    """The work of a step: the slope, its derivative as a function of a vector, value and size."""
+    return jax.linearize(functools.partial(_slope_and_value, objective, params), at, has_aux=True)
+
+
+@compiled_part
+def _pushed(push: Callable[[PyTree], PyTree], vector: PyTree) -> PyTree:
+    """A product with the Hessian."""
+    return push(vector)
+
+
 def _slope_and_value(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[PyTree, tuple[Float[Array, ""], ...]]:
-    """The work of a step, value and size; a product with the Hessian is the derivative of the slope."""
+    """Of the ELBO at a point of a chart, and the sum of what its summands are without their signs."""
 
     def value_and_size(at: PyTree) -> tuple[Float[Array, ""], tuple[Float[Array, ""], ...]]:
         summands = objective._summands(params, at)
