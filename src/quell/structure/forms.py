@@ -62,7 +62,10 @@ class Form(NamedTuple):
         return cls(np.zeros((*value.shape, 0), int), np.zeros((*value.shape, 0)), value)
 
     def taken(self, source: np.ndarray) -> "Form":
-        """Elements by their number in the flat array."""
+        """Elements by their number in the flat array; those that follow one another are not copied."""
+        first, last = (int(source.flat[0]), int(source.flat[-1])) if source.size else (0, -1)
+        if source.ndim == 1 and last - first + 1 == source.size and (np.diff(source) == 1).all():
+            return Form(*(part[first : last + 1] for part in self.flat))
         return Form(*(part[source] for part in self.flat))
 
     @property
@@ -158,8 +161,9 @@ class Form(NamedTuple):
             same = index[:, at] == index[:, at - 1]
             weight[:, at] += np.where(same, weight[:, at - 1], 0.0)
             weight[:, at - 1] = np.where(same, 0.0, weight[:, at - 1])
-        order = np.argsort(weight == 0, axis=1, kind="stable")
-        index, weight = np.take_along_axis(index, order, 1), np.take_along_axis(weight, order, 1)
+        if not weight.all():
+            order = np.argsort(weight == 0, axis=1, kind="stable")
+            index, weight = np.take_along_axis(index, order, 1), np.take_along_axis(weight, order, 1)
         width = int((weight != 0).sum(axis=1).max(initial=0))
         index, weight = index[:, :width], weight[:, :width]
         # Padding repeats an unknown of its row, so that it adds none.
