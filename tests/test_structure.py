@@ -383,8 +383,8 @@ def test_the_expectation_of_an_absolute_value():
 
     (group,) = (group for group in expectation.groups if group.is_absolute)
     moments = group._moments(gaussian)
-    growth = np.exp(moments.mean[1] + 0.5 * moments.covariance[1][1])
-    shifted = np.broadcast_arrays(moments.mean[0] + moments.covariance[1][0], np.sqrt(moments.covariance[0][0]))
+    growth = np.exp(moments.mean[1] + 0.5 * moments.covariance(1, 1))
+    shifted = np.broadcast_arrays(moments.mean[0] + moments.covariance(1, 0), np.sqrt(moments.covariance(0, 0)))
     truth = growth * [one(*pair) for pair in zip(*shifted, strict=True)]
     np.testing.assert_allclose(group._product(moments), truth, rtol=1e-8)
 

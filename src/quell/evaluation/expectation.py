@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.core.put import put
@@ -160,7 +161,7 @@ class Group(eqx.Module):
     weight: Float[Array, "#addend"]
     maps: tuple[Map, ...]
     aligned: tuple[Map, ...]
-    constants: tuple[Array, ...]
+    constants: tuple[ArrayLike, ...]
     instructions: tuple[Instruction, ...] = eqx.field(static=True)
     factors: tuple[int, ...] = eqx.field(static=True)
     exponent: int | None = eqx.field(static=True)
@@ -175,7 +176,7 @@ class Group(eqx.Module):
             weight=put(addends.weight, dtype),
             maps=tuple(Map.of(_of_shared_coordinates(one), dtype) for one in functions),
             aligned=tuple(Map.of(one, dtype) for one in (aligned(functions) if overlap else ())),
-            constants=tuple(_as_constant(one, dtype) for one in addends.constants),
+            constants=tuple(_as_constant(one, dtype, addends.weight.size) for one in addends.constants),
             instructions=addends.instructions,
             factors=addends.factors,
             exponent=addends.exponent,
@@ -300,7 +301,8 @@ class Group(eqx.Module):
             jnp.stack(jnp.broadcast_arrays(mean, *row), axis=1)
             for mean, row in zip(moments.mean, moments.root, strict=True)
         ]
-        return node_sum(NodeProgram(self.instructions, NODES[dim][level]), self.constants, places)
+        constants, fixed = eqx.partition(self.constants, eqx.is_array)
+        return node_sum(NodeProgram(self.instructions, NODES[dim][level], fixed), constants, places)
 
     def _product(self, moments: Moments) -> Float[Array, "#addend"]:
         r"""\(E\,u_1 u_2 e^v = e^{m_v + s_v / 2} ((m_1 + c_{1v})(m_2 + c_{2v}) + c_{12})\)."""
@@ -467,7 +469,13 @@ def _of_shared_coordinates(linear: Form) -> Form:
     return Form(np.broadcast_to(union, weight.shape), weight, linear.offset)
 
 
-def _as_constant(value: np.ndarray, dtype: Any) -> Array:
+def _as_constant(value: np.ndarray, dtype: Any, num: int) -> ArrayLike:
+    """Of so many addends. A number that all share is a part of the program, unless it equals another, or not itself.
+
+    Programs are kept by what they are made of.
+    """
+    if num > 1 and value.size == 1 and value.dtype.kind in "bf" and str(value.item()) not in ("-0.0", "nan"):
+        return value.item()
     return put(value, dtype if np.issubdtype(value.dtype, np.floating) else None)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from quell.structure.forms import Form
@@ -32,22 +33,25 @@ class Instruction(NamedTuple):
 
 
 def run(
-    instructions: tuple[Instruction, ...], constants: tuple[Array, ...], functions: list[Float[Array, "#addend node"]]
+    instructions: tuple[Instruction, ...],
+    constants: tuple[ArrayLike, ...],
+    functions: list[Float[Array, "#addend node"]],
 ) -> Float[Array, "#addend node"]:
     """The addends of a group, at nodes.
 
     Args:
         instructions: of the program.
-        constants: one number for each addend, or one for all.
+        constants: one number for each addend, or one for all; of Python where it is a part of the program.
         functions: values of the linear functions.
     """
-    found: list[Array] = []
+    found: list[Any] = []
 
-    def operand(number: int) -> Array:
+    def operand(number: int) -> ArrayLike:
         return functions[-1 - number] if number < 0 else found[number]
 
-    def constant(number: int) -> Array:
-        return constants[number][:, None]
+    def constant(number: int) -> ArrayLike:
+        own = constants[number]
+        return own if isinstance(own, float | bool) else jnp.asarray(own)[:, None]
 
     for apply, operands, own in instructions:
         given = [operand(number) for number in operands]

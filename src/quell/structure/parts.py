@@ -43,11 +43,11 @@ def parts_of(reading: Reading, form: Form) -> Parts:
         raise Split(has_latent)
     unknowns = []
     if form.width and count[0]:
-        found = form.seen, form.weight
+        seen, weight = form.seen, form.weight
         if not others.all():
             order = np.argsort(~others, axis=1, kind="stable")[:, : count[0]]
-            found = tuple(np.take_along_axis(part, order, 1) for part in found)
-        unknowns = [tuple(part[:, at] for part in found) for at in range(count[0])]
+            seen, weight = (np.take_along_axis(part, order, 1) for part in (seen, weight))
+        unknowns = list(zip(seen.T, weight.T, strict=True))
     latent = None
     if form.width and has_latent[0]:
         if others.any():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from quell.structure.flat_program import FlatProgram, Operation, Step, Value
@@ -372,7 +373,7 @@ class OnElements(NamedTuple):
     operation: Operation
     types: tuple[Any, ...]
 
-    def __call__(self, *operands: Array) -> Array:
+    def __call__(self, *operands: ArrayLike) -> Array:
         """The elements of the result."""
         fitted = jnp.broadcast_arrays(*operands)
         return self.operation(*(one.astype(dtype) for one, dtype in zip(fitted, self.types, strict=True)))
@@ -383,7 +384,7 @@ class Chain(NamedTuple):
 
     combine: Callable[[Array, Array], Array]
 
-    def __call__(self, *elements: Array) -> Array:
+    def __call__(self, *elements: Any) -> Array:
         """The elements of the result."""
         return functools.reduce(self.combine, elements)
 
