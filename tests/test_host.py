@@ -22,6 +22,7 @@ from quell.core import compilation, tiers
 from quell.core.host import HostProgram, TooLong, Unsupported, compiled_part, parts, remembered_part, remembering
 from quell.core.put import put
 from quell.core.tiers import TieredProgram, tiered_jit, tiered_once
+from quell.evaluation import node_sum
 from quell.evaluation.problem import exactly
 from quell.fit.common_draws import ExactElbo
 from quell.fit.common_noise import Draws
@@ -353,6 +354,21 @@ def test_data_of_a_part_may_change_between_calls():
         np.testing.assert_allclose(program(x, data)[0], jax.jit(long_part)(x, data), rtol=1e-12)
 
 
+def test_data_that_a_part_returns_are_passed_on(monkeypatch):
+    """Beside what it computes of them, as a linearised function does; a copy would be all of the data."""
+    compiled, quick = [], parts.quick_program
+    monkeypatch.setattr(parts, "quick_program", lambda closed: compiled.append(closed) or quick(closed))
+    one = compiled_part(lambda x, data: (data, jnp.sin(x) * jnp.sum(data), x))
+    program = HostProgram(jax.make_jaxpr(lambda x, data: one(2 * x, data))(0.1, np.arange(5.0)), with_parts=True)
+    for x, data in ((0.1, put(np.arange(5.0))), (0.2, put(np.ones(5)))):
+        found = program(np.float64(x), data)
+        assert np.shares_memory(found[0], np.asarray(data))
+        np.testing.assert_allclose(found[1:], [np.sin(2 * x) * np.sum(data), 2 * x], rtol=1e-12)
+    (closed,) = compiled
+    assert all(var.aval.shape == () for var in closed.jaxpr.outvars)
+    assert not set(map(id, closed.jaxpr.outvars)) & set(map(id, closed.jaxpr.invars))
+
+
 def test_random_keys_are_no_arguments_of_parts():
     part = compiled_part(lambda key: jax.random.normal(key, (3,)))
     closed = jax.make_jaxpr(lambda seed: part(jax.random.key(seed)))(np.uint32(3))
@@ -477,6 +493,26 @@ def test_a_step_of_an_exact_fit_compiles_one_program_and_its_derivative(is_alone
     for one, two in zip(program(*params), jax.jit(step)(params), strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-6)
     assert len(program.parts) == num_parts
+
+
+@pytest.mark.parametrize(("is_alone", "orders"), [(True, [2]), (False, [1, 2])], ids=["alone", "several"])
+def test_the_sums_of_a_step_are_traced_once(is_alone, orders, monkeypatch):
+    """With the derivatives that it takes: what a step compiles is linearised before it is a program of its own."""
+    traced, jet = [], node_sum._jet
+    monkeypatch.setattr(
+        node_sum, "_jet", lambda program, order, *given: traced.append(order) or jet(program, order, *given)
+    )
+    problem = quell.Problem(quell.from_numpyro(student, np.random.default_rng(0).normal(size=50)), quell.MeanField(2))
+    objective, params = ExactElbo(exactly(problem), is_alone), problem.family.init()
+    draws = Draws(jnp.asarray(0, jnp.uint32), *jnp.ones((2, 1), jnp.int32))
+
+    def step(params):
+        here = objective.around(params, draws)
+        return here.value, objective.product(params, draws)(here.grad)
+
+    jax.make_jaxpr(step)(params)
+    assert traced == orders * (len(traced) // len(orders))
+    assert len(traced) == len(orders) * sum(bool(one.instructions) for one in objective.problem.expectation.groups)
 
 
 def test_parts_tell_apart_static_values_that_compare_equal():

@@ -99,8 +99,11 @@ class CompiledPart:
     """
 
     def __init__(self, closed: ClosedJaxpr) -> None:
-        """Compile nothing yet."""
-        self.closed = closed
+        """Compile nothing yet. An operand that is a result too, as data are, is passed on and not copied."""
+        outputs, places = closed.jaxpr.outvars, {id(var): at for at, var in enumerate(closed.jaxpr.invars)}
+        self.passed = [places.get(id(var)) for var in outputs]
+        made = [var for var, at in zip(outputs, self.passed, strict=True) if at is None]
+        self.closed = closed.replace(jaxpr=closed.jaxpr.replace(outvars=made))
         self.forget()
 
     def forget(self) -> None:
@@ -116,7 +119,8 @@ class CompiledPart:
         self._last = last = None
         arguments = [self._argument(number, operand) for number, operand in enumerate(operands)]
         with contextlib.nullcontext() if "_run" in self.__dict__ else COMPILE_CLOCK.compiling():
-            found = [np.asarray(one) for one in self._run(*arguments)]
+            made = iter(self._run(*arguments))
+        found = [np.asarray(next(made) if at is None else operands[at]) for at in self.passed]
         self._last = operands, found
         return found
 
