@@ -438,20 +438,6 @@ def test_second_derivatives_are_kept_between_products_where_there_is_room(most_k
     assert ("exp" in names) is (most_kept == 2**6)
 
 
-def test_numbers_that_all_addends_share_are_a_part_of_their_program():
-    """But for those that are equal to another number, or to none, since programs are kept by what they are made of."""
-
-    def constants(function, dim=3):
-        (group,) = Expectation.of(read_structure(function, dim), float).groups
-        return group.constants
-
-    other = jnp.arange(1.0, 4.0)
-    found = constants(lambda z: jnp.sum(jnp.tanh(jnp.exp(z) + 0.5) ** 3 * other))
-    assert [one for one in found if isinstance(one, float)] == [0.5]
-    assert all(one.shape == (1,) for one in constants(lambda z: jnp.tanh(jnp.exp(z[0]) + 0.5)))
-    assert not any(isinstance(one, float) for one in constants(lambda z: jnp.sum(jnp.arctan2(jnp.tanh(z), -0.0))))
-
-
 @pytest.mark.parametrize("source", [[1, 2, 3], [0, 2, 1, 3], [3, 2, 1], [2], [], [[0, 1], [2, 3]], [0, 0, 2]], ids=str)
 def test_elements_are_taken_by_their_number(source):
     """Those that follow one another are not copied."""

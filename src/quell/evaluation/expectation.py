@@ -12,7 +12,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from quell.core.put import put
@@ -123,11 +122,8 @@ class Moments(NamedTuple):
         That of the covariance itself would lose twice the digits where linear functions are nearly the same.
         """
         if self.rows is None:
-            places = range(len(self.mean))
-            return [
-                [*(self.covariance(one, two) for two in range(one)), jnp.sqrt(self.covariance(one, one))]
-                for one in places
-            ]
+            none = jnp.zeros(1, self.mean[0].dtype)
+            return [[none] * at + [jnp.sqrt(self.covariance(at, at))] for at in range(len(self.mean))]
         root, basis = [], []
         for number, row in enumerate(self.rows):
             made, left = [], row
@@ -161,7 +157,7 @@ class Group(eqx.Module):
     weight: Float[Array, "#addend"]
     maps: tuple[Map, ...]
     aligned: tuple[Map, ...]
-    constants: tuple[ArrayLike, ...]
+    constants: tuple[Array, ...]
     instructions: tuple[Instruction, ...] = eqx.field(static=True)
     factors: tuple[int, ...] = eqx.field(static=True)
     exponent: int | None = eqx.field(static=True)
@@ -176,7 +172,7 @@ class Group(eqx.Module):
             weight=put(addends.weight, dtype),
             maps=tuple(Map.of(_of_shared_coordinates(one), dtype) for one in functions),
             aligned=tuple(Map.of(one, dtype) for one in (aligned(functions) if overlap else ())),
-            constants=tuple(_as_constant(one, dtype, addends.weight.size) for one in addends.constants),
+            constants=tuple(_as_constant(one, dtype) for one in addends.constants),
             instructions=addends.instructions,
             factors=addends.factors,
             exponent=addends.exponent,
@@ -301,8 +297,7 @@ class Group(eqx.Module):
             jnp.stack(jnp.broadcast_arrays(mean, *row), axis=1)
             for mean, row in zip(moments.mean, moments.root, strict=True)
         ]
-        constants, fixed = eqx.partition(self.constants, eqx.is_array)
-        return node_sum(NodeProgram(self.instructions, NODES[dim][level], fixed), constants, places)
+        return node_sum(NodeProgram(self.instructions, NODES[dim][level]), self.constants, places)
 
     def _product(self, moments: Moments) -> Float[Array, "#addend"]:
         r"""\(E\,u_1 u_2 e^v = e^{m_v + s_v / 2} ((m_1 + c_{1v})(m_2 + c_{2v}) + c_{12})\)."""
@@ -469,13 +464,7 @@ def _of_shared_coordinates(linear: Form) -> Form:
     return Form(np.broadcast_to(union, weight.shape), weight, linear.offset)
 
 
-def _as_constant(value: np.ndarray, dtype: Any, num: int) -> ArrayLike:
-    """Of so many addends. A number that all share is a part of the program, unless it equals another, or not itself.
-
-    Programs are kept by what they are made of.
-    """
-    if num > 1 and value.size == 1 and value.dtype.kind in "bf" and str(value.item()) not in ("-0.0", "nan"):
-        return value.item()
+def _as_constant(value: np.ndarray, dtype: Any) -> Array:
     return put(value, dtype if np.issubdtype(value.dtype, np.floating) else None)
 
 

@@ -5,11 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from quell.models.quadrature import gauss_hermite
@@ -27,15 +25,14 @@ Places = list[Float[Array, "#addend _"]]
 
 
 class NodeProgram(NamedTuple):
-    """The program of an addend, the number of nodes for each of its linear functions, and constants that are fixed."""
+    """The program of an addend, and the number of nodes for each of its linear functions."""
 
     instructions: tuple[Instruction, ...]
     number: int
-    fixed: tuple[ArrayLike | None, ...]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def node_sum(program: NodeProgram, constants: tuple[Array | None, ...], places: Places) -> Float[Array, "#addend"]:
+def node_sum(program: NodeProgram, constants: tuple[Array, ...], places: Places) -> Float[Array, "#addend"]:
     r"""\(\sum_s w_s f(u_s)\) of each addend \(f\), at nodes \(u_{si} = \sum_j R_{ij} \eta_{sj}\).
 
     The row \(R_i\) has the mean, for which \(\eta_{s0} = 1\), and what multiplies the noise of function \(i\) and of
@@ -45,7 +42,7 @@ def node_sum(program: NodeProgram, constants: tuple[Array | None, ...], places: 
 
     Args:
         program: of the addends.
-        constants: others of the program, one for each addend or one for all; they are data, and not differentiated.
+        constants: of the program, one for each addend or one for all; they are data, and not differentiated.
         places: the rows \(R_i\).
 
     Cost: of a value the program at all nodes, of slopes about three times that, of the second derivatives about twice
@@ -55,7 +52,7 @@ def node_sum(program: NodeProgram, constants: tuple[Array | None, ...], places: 
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _sum_and_slopes(program: NodeProgram, constants: tuple[Array | None, ...], places: Places) -> tuple[Array, Places]:
+def _sum_and_slopes(program: NodeProgram, constants: tuple[Array, ...], places: Places) -> tuple[Array, Places]:
     return _jet(program, 1, constants, places)
 
 
@@ -83,7 +80,7 @@ def _directional(slopes: Places, moved: Places) -> Float[Array, "addend"]:
     return functools.reduce(jnp.add, (jnp.sum(slope * tangent, axis=1) for slope, tangent in pairs))
 
 
-def _jet(program: NodeProgram, order: int, constants: tuple[Array | None, ...], places: Places) -> Any:
+def _jet(program: NodeProgram, order: int, constants: tuple[Array, ...], places: Places) -> Any:
     """Sums of values, slopes and second derivatives up to an order, some addends at a time."""
     num = max(leaf.shape[0] for leaf in jax.tree.leaves((constants, places)))
     nodes, _ = nodes_for(len(places), program.number, is_double=places[0].dtype == jnp.float64)
@@ -114,17 +111,14 @@ def _empty_jet(order: int, num: int, dtype: Any, dim: int) -> Any:
     return (jnp.zeros(num, dtype), slopes, seconds)[: order + 1]
 
 
-def _jet_of_some(
-    program: NodeProgram, order: int, num: int, constants: tuple[Array | None, ...], places: Places
-) -> Any:
+def _jet_of_some(program: NodeProgram, order: int, num: int, constants: tuple[Array, ...], places: Places) -> Any:
     dim, dtype = len(places), places[0].dtype
     nodes, weights = nodes_for(dim, program.number, is_double=dtype == jnp.float64)
     noise = [np.concatenate([np.ones((len(nodes), 1)), nodes[:, : one + 1]], axis=1) for one in range(dim)]
     at = [_at_nodes(place, jnp.asarray(row.T, dtype), num) for place, row in zip(places, noise, strict=True)]
 
     def values(functions: list[Float[Array, "addend node"]]) -> Float[Array, "addend node"]:
-        numbers: Any = eqx.combine(constants, program.fixed)
-        return jnp.broadcast_to(run(program.instructions, numbers, functions), at[0].shape).astype(dtype)
+        return jnp.broadcast_to(run(program.instructions, constants, functions), at[0].shape).astype(dtype)
 
     def slopes(functions: list[Float[Array, "addend node"]]) -> tuple[list[Array], Array]:
         found, pull = jax.vjp(values, functions)

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from quell.structure.forms import Form
@@ -33,25 +32,22 @@ class Instruction(NamedTuple):
 
 
 def run(
-    instructions: tuple[Instruction, ...],
-    constants: tuple[ArrayLike, ...],
-    functions: list[Float[Array, "#addend node"]],
+    instructions: tuple[Instruction, ...], constants: tuple[Array, ...], functions: list[Float[Array, "#addend node"]]
 ) -> Float[Array, "#addend node"]:
     """The addends of a group, at nodes.
 
     Args:
         instructions: of the program.
-        constants: one number for each addend, or one for all; of Python where it is a part of the program.
+        constants: one number for each addend, or one for all.
         functions: values of the linear functions.
     """
-    found: list[Any] = []
+    found: list[Array] = []
 
-    def operand(number: int) -> ArrayLike:
+    def operand(number: int) -> Array:
         return functions[-1 - number] if number < 0 else found[number]
 
-    def constant(number: int) -> ArrayLike:
-        own = constants[number]
-        return own if isinstance(own, float | bool) else jnp.asarray(own)[:, None]
+    def constant(number: int) -> Array:
+        return constants[number][:, None]
 
     for apply, operands, own in instructions:
         given = [operand(number) for number in operands]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from quell.structure.flat_program import FlatProgram, Operation, Step, Value
@@ -373,7 +372,7 @@ class OnElements(NamedTuple):
     operation: Operation
     types: tuple[Any, ...]
 
-    def __call__(self, *operands: ArrayLike) -> Array:
+    def __call__(self, *operands: Array) -> Array:
         """The elements of the result."""
         fitted = jnp.broadcast_arrays(*operands)
         return self.operation(*(one.astype(dtype) for one, dtype in zip(fitted, self.types, strict=True)))
@@ -384,7 +383,7 @@ class Chain(NamedTuple):
 
     combine: Callable[[Array, Array], Array]
 
-    def __call__(self, *elements: Any) -> Array:
+    def __call__(self, *elements: Array) -> Array:
         """The elements of the result."""
         return functools.reduce(self.combine, elements)
 
