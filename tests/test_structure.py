@@ -438,14 +438,26 @@ def test_second_derivatives_are_kept_between_products_where_there_is_room(most_k
     assert ("exp" in names) is (most_kept == 2**6)
 
 
-@pytest.mark.parametrize("source", [[1, 2, 3], [0, 2, 1, 3], [3, 2, 1], [2], [], [[0, 1], [2, 3]], [0, 0, 2]], ids=str)
-def test_elements_are_taken_by_their_number(source):
-    """Those that follow one another are not copied."""
-    rng, source = np.random.default_rng(0), np.asarray(source, int)
-    form = Form(rng.integers(9, size=(2, 2, 3)), rng.normal(size=(2, 2, 3)), rng.normal(size=(2, 2)))
-    for part, taken in zip(form, form.taken(source), strict=True):
-        np.testing.assert_array_equal(taken, part.reshape(4, *part.shape[2:])[source])
-    assert np.shares_memory(form.taken(source).seen, form.seen) is (source.tolist() in ([1, 2, 3], [2]))
+def test_features_that_are_zero_are_not_seen():
+    """A function that is asked for twice is one, and rows of indicators are narrow."""
+    rng = np.random.default_rng(0)
+    features = np.stack([np.arange(40) % 2, rng.normal(size=40)], axis=1)
+
+    def twice(z):
+        return jnp.sum(jnp.logaddexp(-((jnp.asarray(features) @ z) ** 2), -jnp.abs(jnp.asarray(features) @ z)))
+
+    (group,) = read_structure(twice, 2).groups
+    assert len(group.functions) == 1
+    indicators = jnp.asarray(np.eye(50)[rng.integers(50, size=400)])
+    (group,) = read_structure(lambda z: jnp.sum(jnp.tanh(indicators @ z) * jnp.arange(400.0)), 50).groups
+    assert group.functions[0].width == 1
+
+
+def test_a_path_whose_first_level_is_fixed_is_read():
+    """Increments are added behind it: where nothing is added the number of the element is -1."""
+    found = read_structure(lambda z: jnp.sum(jnp.tanh(jnp.zeros(4).at[1:].add(z))), 3)
+    assert found.is_whole
+    assert sum(group.weight.size for group in found.groups) == 3
 
 
 def test_rows_that_see_nearly_the_same_coordinates_share_them():

@@ -253,8 +253,9 @@ class Group(eqx.Module):
         return len(nodes_for(dim, NODES[dim][level], is_double=is_double)[1])
 
     def _moments(self, gaussian: Gaussian) -> Moments:
-        pairs = zip(self.aligned or self.maps, self._seen(gaussian.mean), strict=True)
-        mean = [one.of_seen(seen) + one.offset for one, seen in pairs]
+        is_dense = any(one.index.shape[0] == 1 < one.index.shape[1] for one in self.maps)  # a product with a vector
+        maps = self.maps if is_dense else self.aligned or self.maps
+        mean = [one.of_seen(seen) + one.offset for one, seen in self._with_seen(maps, gaussian.mean)]
         rows = self._rows(gaussian)
         if rows is not None:
             return Moments(mean, None, rows)
@@ -266,11 +267,12 @@ class Group(eqx.Module):
             parts.append([one.of_vector(gaussian.variance) for one in squared])
         return Moments(mean, [functools.reduce(jnp.add, each) for each in zip(*parts, strict=True)], None)
 
-    def _seen(self, vector: Float[Array, "latent"]) -> list[Float[Array, "#addend seen"]]:
-        """The coordinates of a vector that each linear function sees; those that are aligned see the same."""
-        if self.aligned:
-            return [_taken(vector, self.aligned[0].index)] * len(self.aligned)
-        return [_taken(vector, one.index) for one in self.maps]
+    def _with_seen(self, maps: tuple[Map, ...], vector: Float[Array, "latent"]) -> list[tuple[Map, Array]]:
+        """Linear functions with the coordinates of a vector that they see, which are the same of those aligned."""
+        if maps is self.aligned:
+            seen = _taken(vector, maps[0].index)
+            return [(one, seen) for one in maps]
+        return [(one, _taken(vector, one.index)) for one in maps]
 
     def _are_correlated(self, gaussian: Gaussian) -> bool:
         shares = gaussian.variance is not None and bool(self.aligned)
@@ -282,8 +284,8 @@ class Group(eqx.Module):
             return None
         rows = [] if gaussian.factor is None else [[one.of_matrix(gaussian.factor)] for one in self.maps]
         if gaussian.variance is not None:
-            pairs = zip(self.aligned or self.maps, self._seen(jnp.sqrt(gaussian.variance)), strict=True)
-            own = [one.weight * seen for one, seen in pairs]
+            scale, maps = jnp.sqrt(gaussian.variance), self.aligned or self.maps
+            own = [one.weight * seen for one, seen in self._with_seen(maps, scale)]
             if not self.aligned:  # each has columns of its own
                 own = [_apart(own, at) for at in range(len(own))]
             rows = [[*parts, part] for parts, part in zip(rows or [[]] * len(own), own, strict=True)]

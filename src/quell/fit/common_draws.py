@@ -310,7 +310,7 @@ class ExactElbo(eqx.Module):
         if self.is_alone:
             grad, _, (value, size) = self._linearized(params, origin)
         else:
-            grad, (value, size) = compiled_part(_slope_and_value)(self, params, origin)
+            grad, (value, size) = _slope(self, params, origin)
         return LocalElbo(value, grad, origin, jnp.zeros_like(value), size)
 
     def product(self, params: PyTree, draws: Draws) -> Callable[[PyTree], PyTree]:
@@ -321,7 +321,7 @@ class ExactElbo(eqx.Module):
         self, params: PyTree, origin: PyTree
     ) -> tuple[PyTree, Callable[[PyTree], PyTree], tuple[Float[Array, ""], ...]]:
         """Gradient in the chart, how it changes, value and size."""
-        grad, push, numbers = _linearized(self, params, origin)
+        grad, push, numbers = _slope_and_push(self, params, origin)
         return grad, functools.partial(_pushed, push), numbers
 
     def log_joints(self, points: Float[Array, "point latent"]) -> Float[Array, "point"]:
@@ -334,7 +334,7 @@ class ExactElbo(eqx.Module):
 
 
 @compiled_part
-def _linearized(
+def _slope_and_push(
     objective: ExactElbo, params: PyTree, at: PyTree
 ) -> tuple[PyTree, Callable[[PyTree], PyTree], tuple[Float[Array, ""], ...]]:
     """The work of a step: the slope, its derivative as a function of a vector, value and size."""
@@ -348,7 +348,7 @@ def _pushed(push: Callable[[PyTree], PyTree], vector: PyTree) -> PyTree:
 
 
 def _slope_and_value(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[PyTree, tuple[Float[Array, ""], ...]]:
-    """Of the ELBO at a point of a chart, and the sum of what its summands are without their signs."""
+    """The slope of the ELBO at a point of a chart; its value, and the sum of its summands without their signs."""
 
     def value_and_size(at: PyTree) -> tuple[Float[Array, ""], tuple[Float[Array, ""], ...]]:
         summands = objective._summands(params, at)
@@ -356,6 +356,10 @@ def _slope_and_value(objective: ExactElbo, params: PyTree, at: PyTree) -> tuple[
         return value, (value, functools.reduce(jnp.add, map(jnp.abs, summands)))
 
     return jax.grad(value_and_size, has_aux=True)(at)
+
+
+_slope = compiled_part(_slope_and_value)
+"""The work of a step that takes no second derivatives."""
 
 
 @compiled_part

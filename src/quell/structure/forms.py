@@ -62,10 +62,7 @@ class Form(NamedTuple):
         return cls(np.zeros((*value.shape, 0), int), np.zeros((*value.shape, 0)), value)
 
     def taken(self, source: np.ndarray) -> "Form":
-        """Elements by their number in the flat array; those that follow one another are not copied."""
-        first, last = (int(source.flat[0]), int(source.flat[-1])) if source.size else (0, -1)
-        if source.ndim == 1 and last - first + 1 == source.size and (np.diff(source) == 1).all():
-            return Form(*(part[first : last + 1] for part in self.flat))
+        """Elements by their number in the flat array, in a copy: rows of a matrix no longer share what they see."""
         return Form(*(part[source] for part in self.flat))
 
     @property
